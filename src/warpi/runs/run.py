@@ -20,7 +20,6 @@ import torch
 from warpi.data.image_files import SMALL
 from warpi.data.overlap import count_copies
 from warpi.datasets.hugging_face.saved import store_objects
-from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
@@ -28,7 +27,7 @@ from warpi.runs import plugins
 from warpi.runs.defaults import to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
-from warpi.runs.run_folder import RunFolder, describe_run
+from warpi.runs.run_folder import RunFolder, check_outside, describe_run
 from warpi.runs.same_run import check_same_run, current_folder, resolve_threads, restore_spec
 from warpi.runs.schema import FORMAT, to_stored_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
@@ -228,7 +227,7 @@ def _start(
     with distributed.raise_on_all_ranks():
         stored = folder.spec_to_resume(state, resume, has_settings=method is not None or bool(settings))
         if stored is None:
-            _check_outside(folder.path, settings.get("data"))
+            check_outside(folder.path, settings.get("data"))
             spec = RunSpec.from_settings(method, **settings)
         else:
             threads = resolve_threads(stored, threads, folder.path)
@@ -269,13 +268,6 @@ def describe_training(prepared: PreparedRun, method: Method, device: torch.devic
         stamps=dict(prepared.data.stamps),  # while these are the same, so is the data
         folder=current_folder(),  # relative paths of the specification start there
     )
-
-
-def _check_outside(path: Path, data: object) -> None:
-    """Refuse a run folder inside a folder of images, where it would look like a class."""
-    is_folder = isinstance(data, str) and data not in DATASETS and os.path.isdir(data)
-    if is_folder and path.resolve().is_relative_to(Path(str(data)).resolve()):
-        raise UserError(f"--out {path} is inside the folder of the data, {data}; choose one outside of it")
 
 
 def _restore(started: _StartedRun) -> None:

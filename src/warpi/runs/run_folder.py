@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import warpi
+from warpi.datasets.registry import DATASETS
 from warpi.errors import UserError
 from warpi.runs.schema import (
     BEST,
@@ -196,3 +197,10 @@ def describe_run(
             **environment,
         },
     }
+
+
+def check_outside(path: Path, data: object) -> None:
+    """Refuse a run folder inside a folder of images, where it would look like a class."""
+    is_folder = isinstance(data, str) and data not in DATASETS and os.path.isdir(data)
+    if is_folder and path.resolve().is_relative_to(Path(str(data)).resolve()):
+        raise UserError(f"--out {path} is inside the folder of the data, {data}; choose one outside of it")
