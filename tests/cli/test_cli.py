@@ -70,7 +70,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fti"], "unknown command 'fti'; did you mean 'fit'?"),
     (
         ["--bogus"],
-        "unknown command '--bogus'; allowed: annotators, audit, bench, check, compare, correct, ",
+        "unknown command '--bogus'; allowed: annotators, audit, bench, check, compare, con",
     ),
     (["FIT", "--epohcs", "3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),
     (["FIT", "--epohcs=3"], "unknown flag '--epohcs'; did you mean '--epochs'?"),

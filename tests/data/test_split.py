@@ -266,5 +266,5 @@ class TestLoader:
     def test_permutations_are_uniform(self) -> None:
         """The first row is uniform: 2,000 passes over 5 rows, chi-square test with 4 degrees of freedom."""
         loader = Loader(numbered(5), 1, 0)
-        counts = torch.bincount(torch.tensor([int(loader._index(5 * p)) for p in range(2000)]), minlength=5)
+        counts = torch.bincount(torch.tensor([int(loader.index(5 * p)) for p in range(2000)]), minlength=5)
         assert float(((counts - 400) ** 2 / 400).sum()) < 18.5  # p = 0.001

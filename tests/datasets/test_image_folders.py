@@ -404,7 +404,7 @@ def test_training_skips_batches_of_one(examples, bad_files):
     and a resumed run gets the same batches."""
     paths = (*examples.paths, *bad_files[:3])
     split = Split(copy(examples, paths=paths), torch.arange(10), torch.arange(10))
-    planned = [Loader(split, 2, 3)._index(k).tolist() for k in range(20)]
+    planned = [Loader(split, 2, 3).index(k).tolist() for k in range(20)]
     expected = [k for k, rows in enumerate(planned) if max(rows) < 7]
     assert 0 < len(expected) < 20
     loader, seen = Loader(split, 2, 3), []

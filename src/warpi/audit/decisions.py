@@ -305,7 +305,7 @@ class Store:
 def read_decisions(path: Path) -> tuple[dict[int, str | None], dict[int, float]]:
     """The label in force of every row that a person decided (None: unsure or skipped), and `Store.random_rows`.
 
-    Suggestions that were accepted automatically are left out. The file is only read, whatever data set it is about.
+    Suggestions that were accepted automatically are left out. The file is only read. It may be about any data set.
     """
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as db:

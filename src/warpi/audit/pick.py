@@ -210,7 +210,7 @@ def _cluster(features: Tensor, given: Ints, quota: Ints, rng: torch.Generator) -
 def _most_uncertain(audit: Audit, pool: Ints, n: int) -> Ints:
     """The n positions of the audit from `pool` whose most probable class is least probable.
 
-    Labels that are most probably wrong teach less: the audit corrects them by itself.
+    Labels that are most probably wrong teach less: the audit corrects them without help.
     """
     chosen: Ints = pool[audit.posterior[pool].max(1).argsort(kind="stable")][:n]
     return chosen

@@ -123,7 +123,7 @@ def fit_base(
     for model in models:
         name = model_name(model)
         whole = base.add(name, model)
-        if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and seldom the best for few rows
+        if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and rarely the best for few rows
             base.add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
         if whole is not None and not plan.large:
             kept = keep_confident(problem.noisy(whole.p), problem)
@@ -212,7 +212,7 @@ def vote_of_neighbors(problem: Problem, weight: Floats, plan: Plan) -> Floats:
 def keep_agreeing(predictions: Sequence[Floats], problem: Problem) -> Floats:
     """1 for noisy rows whose given label is the prediction of every model, otherwise 0.
 
-    Models of different kinds seldom make the same mistake, so the labels of these rows are right more often than those
+    Models of different kinds rarely make the same mistake, so the labels of these rows are right more often than those
     that one model alone would keep. It helps most if mistakes depend on the row.
     """
     votes = np.stack([problem.noisy(p).argmax(1) for p in predictions])

@@ -56,7 +56,7 @@ def checked_trace(
 
 
 def _describe(module: nn.Module) -> tuple[str, ...]:
-    """The attributes of a module besides modules and tensors, as text. One pass may not reveal all, such as a clamp."""
+    """The attributes of a module as text, except modules and tensors. One pass may not reveal all, such as a clamp."""
     attributes = {name: value for name, value in vars(module).items() if name not in vars(nn.Module())}
     return tuple(f"{name} = {value!r}" for name, value in attributes.items() if not isinstance(value, Tensor))
 

@@ -39,7 +39,7 @@ def audit(argv: list[str]) -> None:
     parser.add(
         "--folds K",
         "train the run K more times, each without some rows, and judge those rows; 0: judge by the run itself "
-        "(default: by auto, fitted several times; networks of images by themselves)",
+        "(default: by auto, fitted several times; for networks for images as with 0)",
         int,
     )
     parser.add(

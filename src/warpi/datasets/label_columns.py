@@ -19,7 +19,7 @@ from warpi.datasets.labels import (
 from warpi.datasets.text_files import warn_once
 from warpi.errors import UserError
 
-LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # besides the label itself
+LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than the label itself
 PARTS = ("train", "test", "trusted")
 GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
 CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features

@@ -203,7 +203,7 @@ def distinguish(
 
 
 def _settings(row: Row, also: Sequence[str]) -> dict[str, Any]:
-    """The settings that scores depend on, besides the options of the learner."""
+    """The settings that scores depend on, except the options of the learner."""
     fields = (*also, "task_ways", "train_ways", "train_shots", "part", "episodes_seed", "iterations")
     known = {name: row[name] for name in fields if row.get(name) is not None}
     return {**known, "weights": row.get("weights", "best"), **(row.get("training") or {})}

@@ -40,7 +40,7 @@ class Run:
     learner: Learner
     data: FewShotData
     history: list[Record]
-    data_sha256: str  # hash of the content, whatever the name of the data
+    data_sha256: str  # hash of the content, without the name of the data
 
 
 def fit(

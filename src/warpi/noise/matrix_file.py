@@ -105,7 +105,7 @@ def _csv(path: Path) -> _MatrixFile:
     given = cells.names[1:]
     if len(true) != len(given):
         raise UserError(
-            f"{path}: has {len(true)} rows and {len(given)} columns besides the first row and first column of names; "
+            f"{path}: has {len(true)} rows and {len(given)} columns, not counting the first row and column of names; "
             "give as many rows as columns, and names for both or for neither"
         )
     return _MatrixFile(_to_array(path, [row[1:] for row in cells.rows], is_number, _NAMES), true, given)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colors of Okabe and Ito, safe for color-blind readers, without the yellow that is hardly visible on white.
+# The colors of Okabe and Ito, safe for color-blind readers, without the yellow, which is barely visible on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _FREQUENT = ("warpi", "mwnet", "ce", "warpi_detc")  # each has its own color; the other methods share the rest
 _MARKERS = ("", "o", "s", "^", "D", "v", "P")  # tell lines apart when there are more lines than colors

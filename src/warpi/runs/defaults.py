@@ -131,7 +131,7 @@ def load_dataset(data: Any, **options: Any) -> tuple[Dataset, Mapping[str, Any]]
 
 
 def defaults_of(data: str, dataset: Dataset) -> Mapping[str, Any]:
-    """Default settings for a data set that was read from `data`, a name or a path, whatever its number of rows."""
+    """Default settings for a data set that was read from `data`, a name or a path, for any number of rows."""
     return _defaults_of(data, dataset.examples, len(dataset.y), dataset.n_classes, {})
 
 
@@ -156,7 +156,7 @@ def _defaults_of(
 
 
 def defaults_for(shape: tuple[int, ...], n_classes: int, *, sparse: bool = False) -> Mapping[str, Any]:
-    """Default settings for inputs of a shape, if only the number of classes is known besides."""
+    """Default settings for inputs of a shape, if nothing else but the number of classes is known."""
     if sparse:
         return {**defaults_for(shape, n_classes), **_SPARSE}
     table = len(shape) == 1

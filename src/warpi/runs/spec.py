@@ -243,7 +243,7 @@ class PreparedRun:
         return seeded(derive(self.spec.recipe.seed, "training"))
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the data and the task, whatever the method is (see `runs.stored_facts`)."""
+        """Facts about the data and the task, the same for all methods (see `runs.stored_facts`)."""
         splits = {"train": self.task.train, "meta": self.task.meta, "val": self.task.val, "test": self.truth.test}
         return {
             **{f"n_{name}": len(split) if split else 0 for name, split in splits.items()},

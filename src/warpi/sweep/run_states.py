@@ -158,7 +158,7 @@ def _digest(file: str, _: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _facts(data: DataSpec, seed: int, *_: str) -> dict[str, Any]:
-    """The facts that a run of this data would store now, whatever its method; empty if the data cannot be read."""
+    """The facts that a run of this data would store now, with any method; empty if the data cannot be read."""
     try:
         prepared = prepare(RunSpec.from_settings("ce", seed=seed, **asdict(data)))
     except UserError as e:

@@ -24,7 +24,7 @@ def work(
 
     A run that fails does not stop the others. A run that does not fit into the memory of a shared device goes back to
     the queue, and this process ends, so that fewer processes share the device. If no other process is at work, the
-    run is tried once more before it counts as failed.
+    run is tried a second time before it counts as failed.
     """
     retried: set[str] = set()
     idle_since = time.monotonic()

@@ -62,7 +62,7 @@ class Method(ABC):
     trains_network: ClassVar[bool] = True  # False if `epoch` fits models without steps of gradient descent
     for_tables: ClassVar[dict[str, Any]] = {}  # hyper-parameters that suit tables better than the paper's
     table_net: ClassVar[str] = "mlp"  # network for tables and other vectors
-    recipe_defaults: ClassVar[dict[str, Any]] = {}  # settings of the recipe that suit this method, whatever the data
+    recipe_defaults: ClassVar[dict[str, Any]] = {}  # settings of the recipe that suit this method for all data
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -1,4 +1,4 @@
-"""The recipe: how a classifier is trained, whatever the method. All rows of a table share one recipe."""
+"""The recipe: how a classifier is trained with any method. All rows of a table share one recipe."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

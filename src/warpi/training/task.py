@@ -201,7 +201,7 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
 
 
 def check_task(task: Task, held_out: bool) -> None:
-    """Raise if a class has no examples; warn about data from which a method can hardly learn."""
+    """Raise if a class has no examples; warn about data with too little to learn from."""
     _check_classes(task.train.y, task.classes, "the training rows", "drop the class or give it examples")
     if task.meta is not None:
         _warn_uneven(task.meta.y, task.train.y, task.classes)
@@ -331,7 +331,7 @@ def _draw_stratified(
 
 
 def _group_by_class(rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """The rows of each class, in their order. One pass over the rows, whatever the number of classes."""
+    """The rows of each class, in their order. This takes one pass over the rows for any number of classes."""
     labels = y[rows].numpy()
     counts = np.bincount(labels)
     order = np.argsort(labels.astype(np.min_scalar_type(len(counts))), kind="stable")  # small integers sort fast

@@ -19,7 +19,7 @@ LIMITS = {
     "FILES": (10_000_000, "files below one folder of images or texts"),
 }
 """The default and the meaning of each limit. WARPI_LIMIT_NAME sets another; docs/reliability.md explains them."""
-SMALL = 256 * 2**20  # bytes: so much is always read, whatever the size of the file
+SMALL = 256 * 2**20  # bytes: this much is always read, for files of any size
 PREFIX = "WARPI_LIMIT_"
 
 
