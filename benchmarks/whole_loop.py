@@ -1,4 +1,4 @@
-"""From doubtful to corrected labels: the commands of the README, with 40 + 100 decisions answered by the true labels.
+"""From doubtful to corrected labels, as in docs/tutorials/table.md: 40 + 100 decisions answered by the true labels.
 
     python -m benchmarks.whole_loop --root DATA --seeds 0 1 2 [--sets digits satimage hr cifar]
 
@@ -173,7 +173,7 @@ def accuracy(folder: str, test: str, case: Case, log: Any) -> float:
 
 
 def run_loop(case: Case, seed: int, log: Any) -> dict[str, Any]:
-    """The commands of the README in the working folder."""
+    """The commands of the tutorial in the working folder."""
     began = time.monotonic()
     data, test, place = write_data(case, Path())
     dataset = DataSpec(data=data[1]).read()

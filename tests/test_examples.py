@@ -1,4 +1,4 @@
-"""The examples and the code in the documentation run, and links in the documentation work."""
+"""The examples run, and links and commands in the documentation work; `test_tutorials.py` runs the code of pages."""
 
 import contextlib
 import io
@@ -8,7 +8,6 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,28 +25,6 @@ def test_links_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-def test_readme_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    snippet, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    scope: dict[str, object] = {}
-    exec(snippet.replace("epochs=30", "epochs=4"), scope)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert float(lines[-1].split()[1]) > 60
-    assert scope["probabilities"].shape == (100, 10)  # type: ignore[attr-defined]
-
-
-def test_readme_snippet_for_scikit_learn_runs() -> None:
-    from sklearn.datasets import load_digits
-
-    _, snippet = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    X, y = load_digits(return_X_y=True)
-    wrong = np.random.default_rng(0).random(len(y)) < 0.4
-    given = np.where(wrong, (y + 1) % 10, y)
-    scope: dict[str, object] = {"X": X[100:], "y": given[100:], "X_trusted": X[:100], "y_trusted": y[:100]}
-    exec(snippet.replace("random_state=0", "random_state=0, epochs=5"), scope)
-    assert wrong[100:][scope["doubtful"]].mean() > 0.9  # type: ignore[index]
-
-
 @cache
 def flags_of(*command: str) -> set[str]:
     content = io.StringIO()
@@ -59,7 +36,8 @@ def flags_of(*command: str) -> set[str]:
 def test_commands_in_the_documentation_have_flags_that_exist() -> None:
     """Deprecated names are not shown in help texts, so they fail here, too."""
     pages = [page for page in PAGES if "results" not in page.parts]
-    lines = [line for page in pages for line in page.read_text().splitlines() if re.match(r" *warpi [a-z]", line)]
+    blocks = [block for page in pages for block in re.findall(r"^```.*?^```|^    .*?$", page.read_text(), re.M | re.S)]
+    lines = [line for block in blocks for line in block.splitlines() if re.match(r" *warpi [a-z]", line)]
     assert len(lines) >= 50
     for line in lines:
         words = line.partition("#")[0].split()[1:]

@@ -4,7 +4,7 @@
 
 The first 3,000 images of CIFAR-10 as 1,280 numbers by EfficientNet-Lite0 (`benchmarks.never_loses.features`) with the
 labels `random1` of CIFAR-10N. 150 random rows are checked. A run of `auto` is trained without them being known, as in
-the README: the audit learns from the checks. cleanlab's scores use the probabilities of the audit.
+the tutorials: the audit learns from the checks. cleanlab's scores use the probabilities of the audit.
 """
 
 import argparse

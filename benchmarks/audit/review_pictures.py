@@ -1,5 +1,6 @@
-"""Screenshots for docs/review.md: the review page for digits and for a table, in Chromium.
+"""Screenshots for the README and docs/review.md: the review page for photos, digits and a table, in Chromium.
 
+pip install scikit-image    # its photos are in the public domain
 python -m benchmarks.audit.review_pictures --out docs/pictures
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_wine
 
@@ -37,6 +38,38 @@ def digits(at: Path) -> Items:
     result = audit(run)
     result = replace(result, facts={**result.facts, "run": "runs/digits"})  # the page names the folder in its hints
     return items_from_run(load_dataset("digits")[0], run.task, run.method.net, result, None, None)
+
+
+def photos(at: Path) -> Items:
+    """Crops of five photos of scikit-image in folders; a quarter of them lie in the folder of another class."""
+    from skimage import data
+
+    sources = {
+        "cat": "chelsea",
+        "coffee": "coffee",
+        "retina": "retina",
+        "rocket": "rocket",
+        "stars": "hubble_deep_field",
+    }
+    rng = np.random.default_rng(0)
+    for name, source in sources.items():
+        image = Image.fromarray(getattr(data, source)()).convert("RGB")
+        for i in range(60):
+            side = int(rng.uniform(0.4, 0.9) * min(image.size))
+            left, top = (int(rng.integers(size - side + 1)) for size in image.size)
+            crop = image.crop((left, top, left + side, top + side)).resize((224, 224))
+            if rng.random() < 0.5:
+                crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            crop = ImageEnhance.Brightness(crop).enhance(rng.uniform(0.7, 1.2))
+            others = [other for other in sources if other != name]
+            given = others[rng.integers(len(others))] if rng.random() < 0.25 and i >= 10 else name
+            path = at / ("checked" if i < 10 else "photos") / given / f"{rng.integers(10_000):04d}-{name[0]}{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            crop.save(path, quality=92)
+    run = fit(at / "run", data=str(at / "photos"), trusted=str(at / "checked"), threads=1)
+    result = audit(run)
+    result = replace(result, facts={**result.facts, "run": "runs/photos"})
+    return items_from_run(load_dataset(str(at / "photos"))[0], run.task, run.method.net, result, None, None)
 
 
 def wine(at: Path) -> Items:
@@ -80,7 +113,10 @@ def take_screenshot(browser: Any, link: str, path: Path, keys: str, size: tuple[
     page.wait_for_timeout(3000)  # until notes have faded
     content = io.BytesIO()
     with Image.open(io.BytesIO(page.screenshot())) as image:
-        image.convert("RGB").quantize(96).save(content, "PNG", optimize=True)
+        if path.suffix == ".jpg":
+            image.convert("RGB").save(content, "JPEG", quality=88, optimize=True)
+        else:
+            image.convert("RGB").quantize(96).save(content, "PNG", optimize=True)
     write_atomically(path, content.getvalue())
     context.close()
 
@@ -94,6 +130,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         at = Path(folder)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        with served(photos(at), at / "zero") as link:
+            grid = "g Space ArrowRight Space ArrowRight Space A ArrowRight Space ArrowRight Space"
+            take_screenshot(browser, link, out / "review-photos.jpg", grid, (1280, 720))
         with served(digits(at), at / "one") as link:
             take_screenshot(browser, link, out / "review.png", "a a a a", laptop)
             take_screenshot(browser, link, out / "review-phone.png", "", phone, has_touch=True, is_mobile=True)

@@ -1,4 +1,4 @@
-"""The first example of the README: penguins with missing cells, 35 % wrong labels and 15 trusted rows.
+"""The commands of the README: penguins with missing cells, 35 % wrong labels and 15 trusted rows.
 
 A wrong label is always the next species in the alphabet, as if one species were often taken for another.
 
