@@ -3,10 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with.
-INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt
+# uv installs in seconds instead of minutes. It uses the folders of local wheels that pip is configured with. Only wheels
+# are installed, so no package runs a script of its own.
+INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt \
+	--only-binary :all: --no-binary warpi
 
-.PHONY: docs fuzz slurm demo test test-all coverage browser check setup format lint results clean
+.PHONY: audit dist docs fuzz slurm demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -42,6 +44,17 @@ slurm:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { apt-get update -qq || { sleep 5; apt-get update -qq; }; } && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || \
 	echo "SLURM is not installed, so its test is skipped. Install it with: sudo apt-get install slurm-wlm munge"
+
+# The wheel, the source distribution and the bill of materials (CycloneDX) of a release.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python .ci/supply_chain.py sbom dist/*.whl dist/*.tar.gz > dist/sbom.cdx.json
+
+# Known vulnerabilities of the installed packages, if the registry has data about them.
+audit: $(VENV)/.dev
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv tool run --quiet pip-audit --path $(VENV)/lib/python3*/site-packages -f json 2>/dev/null | \
+	$(BIN)/python .ci/supply_chain.py audit
 
 check: lint test
 

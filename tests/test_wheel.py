@@ -9,12 +9,12 @@ import sys
 import tarfile
 import urllib.request
 import zipfile
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
+from supply_chain import dependencies
 
 import warpi
 
@@ -35,33 +35,13 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy / "dist"
 
 
-def dependencies() -> set[str]:
-    """The packages that `warpi[report]` needs, and those that they need."""
-    names: set[str] = set()
-    waiting = [("warpi", "report")]
-    while waiting:
-        package, extra = waiting.pop()
-        for line in distribution(package).requires or ():
-            need = Requirement(line)
-            if need.marker is not None and not need.marker.evaluate({"extra": extra}):
-                continue
-            try:
-                name = distribution(need.name).metadata["Name"]
-            except PackageNotFoundError:  # a package of another platform
-                continue
-            if name not in names:
-                names.add(name)
-                waiting.append((name, ""))
-    return names
-
-
 @pytest.fixture(scope="module")
 def bare(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that has only the wheel and links to its dependencies."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in dependencies():
+    for name in {*dependencies("warpi", "report")} - {"warpi"}:
         found = distribution(name)
         for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
             if not (packages / top).exists():
@@ -90,6 +70,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(dist: Path) ->
     assert names == {name for name in files if "__pycache__" not in name}
     assert {"warpi/py.typed", "warpi/methods/status.json", "warpi/report/templates/page.html"} <= names
     assert {"warpi/review/assets/page.js", "warpi/fewshot/fewshot_splits.json"} <= names
+    assert not [name for name in names if name.endswith((".pth", ".so"))], "nothing runs at the start of Python"
 
 
 def test_the_source_distribution_has_no_part_of_the_tests(dist: Path) -> None:
@@ -98,6 +79,7 @@ def test_the_source_distribution_has_no_part_of_the_tests(dist: Path) -> None:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert set(SOURCES) <= names
     assert not [name for name in names if name.startswith("tests")]
+    assert "setup.py" not in names, "an installation runs no code of warpi"
 
 
 def test_versions_agree() -> None:

@@ -75,6 +75,7 @@ def _png(width: int, height: int) -> bytes:
 def main(folder: Path) -> None:
     from warpi.data.decode import decode
     from warpi.datasets.arrays import load_arrays
+    from warpi.datasets.columns.convert import convert_table
     from warpi.datasets.load import read_dataset
     from warpi.nets.weights import read_weights
     from warpi.utils.files import read_json
@@ -88,14 +89,22 @@ def main(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     results = {}
-    for path in sorted(folder.iterdir()):
+    tables = [*folder.glob("*.csv"), *folder.glob("*.parquet")]
+    jobs = [
+        (path.name, path, readers.get(path.suffix, lambda path: read_dataset(str(path)))) for path in folder.iterdir()
+    ]
+    jobs += [
+        (f"convert {path.name}", path, lambda path: convert_table(path, path.with_suffix(".out.npy")))
+        for path in tables
+    ]
+    for name, path, read in sorted(jobs, key=lambda job: job[0]):
         start = time.process_time()
         try:
-            readers.get(path.suffix, lambda path: read_dataset(str(path)))(path)
+            read(path)
             error = "none"
         except Exception as e:
             error = f"{type(e).__name__}: {e}"
-        results[path.name] = {"error": error, "seconds": time.process_time() - start, "peak_mib": peak_mib()}
+        results[name] = {"error": error, "seconds": time.process_time() - start, "peak_mib": peak_mib()}
     print(json.dumps(results))
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from warpi.data.numeric import Columns, needs_float64
 from warpi.datasets.columns.choose import Notes
 from warpi.datasets.columns.encode import TableOptions, encode_table
+from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import Raw, Table, Words, plan_columns, read_arrow, texts_of
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, find_trusted_column
 from warpi.datasets.labels import CodedLabels, blank_missing, check_counts, normalize_labels, parse_marks, sort_classes
@@ -134,8 +135,14 @@ class _Source:
 
     def _names(self) -> list[str]:
         if self.is_parquet:
-            schema = self._open_parquet().schema_arrow
-            index = (schema.pandas_metadata or {}).get("index_columns", ())
+            try:
+                with reading(self.path), self.path.open("rb") as file:
+                    schema = open_parquet(self.path, file)[1]
+            except UserError:
+                raise
+            except ValueError as e:
+                raise UserError(f"{self.path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
+            index = index_columns(schema)
             return [name for name in schema.names if name not in index]
         self.header_line, names = next(iterate_rows(self.path, self.delimiter), (0, []))
         if not names:
@@ -145,40 +152,40 @@ class _Source:
                 raise UserError(f"{self.path}: an odd number of quotes; is one left open?")
         return names
 
-    def _open_parquet(self) -> Any:
-        from pyarrow import parquet
-
-        return parquet.ParquetFile(self.path)
-
     def blocks(self) -> Iterator[Any]:
         """The columns of up to `_ROWS` rows at a time, as pyarrow tables."""
-        import pyarrow as pa
-        from pyarrow import csv
-
         names = [name for name in self.names if name not in self.drop]
         try:
             with reading(self.path):
-                if self.is_parquet:
-                    batches = self._open_parquet().iter_batches(_ROWS, columns=names)
-                else:
-                    batches = csv.open_csv(
-                        self.path,
-                        csv.ReadOptions(block_size=_CSV_BYTES, column_names=self.names, skip_rows=self.header_line),
-                        csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                        csv.ConvertOptions(
-                            column_types=dict.fromkeys(self.names, pa.string()),
-                            include_columns=names,
-                            strings_can_be_null=False,
-                        ),
-                    )
-                for batch in batches:
-                    table = pa.Table.from_batches([batch])
-                    table.validate(full=True)  # a damaged file may refer to values that do not exist
+                for table in (self._parquet_blocks if self.is_parquet else self._csv_blocks)(names):
                     yield from (table.slice(start, _ROWS) for start in range(0, len(table), _ROWS))
         except UserError:
             raise
         except ValueError as e:
             raise UserError(f"{self.path}: not a readable table ({str(e).splitlines()[0]})") from e
+
+    def _parquet_blocks(self, names: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with self.path.open("rb") as file:
+            reader, schema = open_parquet(self.path, file)
+            for batch in reader.iter_batches(_ROWS, columns=names):
+                yield spell_out(self.path, pa.Table.from_batches([batch]), schema)
+
+    def _csv_blocks(self, names: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        batches = csv.open_csv(
+            self.path,
+            csv.ReadOptions(block_size=_CSV_BYTES, column_names=self.names, skip_rows=self.header_line),
+            csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(self.names, pa.string()), include_columns=names, strings_can_be_null=False
+            ),
+        )
+        for batch in batches:
+            yield pa.Table.from_batches([batch])
 
     def read(self, block: Any, first: int = 0) -> Table:
         """The columns of a block whose first row has this number."""

@@ -21,14 +21,14 @@ def read_parquet(path: Path) -> Any:
         raise
     except ValueError as e:
         raise UserError(f"{path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
-    index = _index_columns(frame)
+    index = index_columns(frame.schema)
     return frame.select([j for j, name in enumerate(frame.column_names) if name not in index])
 
 
-def _index_columns(frame: Any) -> list[Any]:
+def index_columns(schema: Any) -> list[Any]:
     """What pandas has stored about its index; nothing if that cannot be parsed."""
     try:
-        index = (frame.schema.pandas_metadata or {}).get("index_columns")
+        index = (schema.pandas_metadata or {}).get("index_columns")
     except (ValueError, AttributeError, RecursionError):
         return []
     return index if isinstance(index, list) else []
@@ -36,26 +36,40 @@ def _index_columns(frame: Any) -> list[Any]:
 
 def _read_bounded(path: Path, file: IO[bytes]) -> Any:
     """Read a parquet file, unless it would need far more memory than its size: repeated values are stored once."""
-    import pyarrow as pa
-    from pyarrow import compute, parquet, types
+    reader, schema = open_parquet(path, file)
+    return spell_out(path, reader.read(), schema).replace_schema_metadata(schema.metadata)
 
-    schema = parquet.ParquetFile(file)
-    claimed = max(schema.metadata.num_rows * schema.metadata.num_columns * 8, _stored_bytes(schema.metadata))
-    check_expansion(path, claimed)
-    names = [field.name for field in schema.schema_arrow if types.is_string(field.type) or types.is_binary(field.type)]
+
+def open_parquet(path: Path, file: IO[bytes]) -> tuple[Any, Any]:
+    """A reader that reads texts as codes, and the schema of the file."""
+    from pyarrow import parquet, types
+
+    reader = parquet.ParquetFile(file)
+    rows = reader.metadata.num_rows
+    check_expansion(path, max(rows * reader.metadata.num_columns * 8, _stored_bytes(reader.metadata)))
+    schema = reader.schema_arrow
     file.seek(0)
-    frame = parquet.ParquetFile(file, read_dictionary=names).read()
+    texts = [field.name for field in schema if types.is_string(field.type) or types.is_binary(field.type)]
+    return parquet.ParquetFile(file, read_dictionary=texts), schema
+
+
+def spell_out(path: Path, frame: Any, schema: Any) -> Any:
+    """Replace codes by texts, unless a short text is repeated until it fills the memory."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
     frame.validate(full=True)  # a damaged file may refer to values that do not exist
+    claimed = frame.num_rows * frame.num_columns * 8
     for j, name in enumerate(frame.column_names):
         column = frame.column(j)
-        if not types.is_dictionary(column.type) or name not in names:
+        kinds = [field.type for field in schema if field.name == name]
+        if not types.is_dictionary(column.type) or types.is_dictionary(kinds[0]):
             continue
         lengths = (compute.binary_length(part.dictionary).take(part.indices) for part in column.chunks)
         claimed += sum(compute.sum(part).as_py() or 0 for part in lengths)
         check_expansion(path, claimed)
-        kind = schema.schema_arrow.field(j).type
-        frame = frame.set_column(j, pa.field(name, kind), column.cast(kind))
-    return frame.replace_schema_metadata(schema.schema_arrow.metadata)
+        frame = frame.set_column(j, pa.field(name, kinds[0]), column.cast(kinds[0]))
+    return frame
 
 
 def _stored_bytes(metadata: Any) -> int:
