@@ -62,10 +62,10 @@ def audit(
 
     Parameters:
         run: a run folder, the result of `fit`, or a trained method.
-        folds: where the probabilities come from. None: from `auto`, cross-fitted several times, for any method that
-            trained the run; but from the run itself if it is a network for images. 0: from the run itself. Otherwise the number
-            of folds of a cross-validation: the recipe of the run is trained once per fold without the rows of the fold,
-            so that every probability comes from a network that was not trained on the label.
+        folds: where the probabilities come from. None: from `auto`, cross-fitted several times, or from the run itself
+            if it is a network for images. 0: from the run itself. Otherwise the number of folds of a cross-validation:
+            the recipe of the run is trained once per fold without the rows of the fold, so that every probability
+            comes from a network that was not trained on the label.
         rows: "train" for the training rows; "all" to add the rows held out for validation and, if their true labels
             are unknown, for testing. Default: "all" if the true labels of the test rows are unknown, else "train".
         threshold: labels with a higher `wrong_probability` are reported as issues.
