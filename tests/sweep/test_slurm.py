@@ -1,5 +1,6 @@
 """`warpi sweep --on slurm`: the script, errors, and a real SLURM cluster of one machine."""
 
+import json
 import os
 import re
 import shlex
@@ -147,6 +148,31 @@ def log_lines(folder: Path) -> list[list[str]]:
     """Run, event and epoch of each line that a worker logged."""
     text = "".join(file.read_text() for file in sorted(folder.glob("runs/.sweep/slurm-*.log")))
     return [line.split("  ")[1:4] for line in text.splitlines() if re.match(r"\d{4}-\d\d-\d\d ", line)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm", "folder")
+def test_srun_starts_the_ranks_of_one_run() -> None:
+    """Two tasks train one run, which is that of one process. Without srun, a job with two tasks is one process."""
+    flags = (
+        "fit --data digits --noise pair:0.4 --method ce --limit 300 --batch-size 16 --epochs 2 --threads 1 --device cpu"
+    )
+    fit = [sys.executable, "-m", "warpi", *flags.split(), "--sync-batchnorm", "--quiet", "--out"]
+    done = subprocess.run(["srun", "--ntasks=2", *fit, "runs/two"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(Path("runs/two/spec.json").read_text())["environment"]["ranks"] == 2
+    different = ["bash", "-c", shlex.join(fit) + " runs/$SLURM_PROCID"]
+    done = subprocess.run(["srun", "--ntasks=2", *different], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "for separate runs, add --devices 1" in done.stderr
+    Path("job").write_text("#!/bin/sh\n" + shlex.join([*fit, "runs/one"]))
+    submitted = ["sbatch", "--wait", "--ntasks=2", "job"]
+    done = subprocess.run(submitted, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("runs/one/spec.json").read_text())["environment"]["ranks"] == 1
+    one, two = (Path("runs", name, "results.jsonl").read_text().splitlines() for name in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert json.loads(a)["loss"] == pytest.approx(json.loads(b)["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

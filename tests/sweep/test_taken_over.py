@@ -20,12 +20,12 @@ SECONDS = 0.3  # of silence, until another process may take over
 FILE = """
 [defaults]
 data = "digits"
-limit = 120
+limit = 400
 noise = "pair:0.4"
 method = "ce"
 net = "linear"
 epochs = 30
-batch_size = 60
+batch_size = 150
 threads = 1
 [grid]
 seed = [0]
@@ -145,6 +145,7 @@ def test_two_sweeps_that_are_killed_and_paused(
     chaos = Chaos(coordinator, 2, seed=0)
     while chaos.kills + chaos.pauses < disturbances:
         time.sleep(chaos.rng.uniform(0.1, 0.9))
+        assert not any(process.ended() for process in chaos.running), output.read_text()[-2000:]
         chaos.disturb(3 * SECONDS)
     calm.touch()
     assert [process.wait(600) for process in chaos.running] == [0, 0], output.read_text()

@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from forked import Forked
+from forked import PROC, Forked
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from warpi.functional.gaussian import DiagGaussian
 from warpi.methods.plain import CE
 from warpi.nets.mlp import MLP
 from warpi.nets.sync_batchnorm import SharedBatchNorm, synchronize_batchnorm
+from warpi.runs.defaults import scale_to_ranks
 from warpi.training import checkpoint
 from warpi.training.method import Log
 from warpi.training.outputs import share_rows
@@ -305,6 +307,7 @@ def do_fit_and_fail(out: str, how: str) -> None:
 
 RANK = """#!/bin/sh
 exec 2> /dev/null
+case "$*" in *--resume*) echo "$@" > "$0.resumed$RANK"; exit 0;; esac
 trap 'sleep 0.2; touch "$0.stored$RANK"; exit CODE' TERM
 echo "$@" > "$0.arguments$RANK"
 echo $$ > "$0.part$RANK" && mv "$0.part$RANK" "$0.pid$RANK"
@@ -312,10 +315,10 @@ while :; do sleep 0.02; done
 """
 
 
-def do_launch(rank: str) -> None:
+def do_launch(rank: str, restarts: int = 0) -> None:
     """Run the launcher with a script in place of python."""
     sys.executable = rank
-    raise SystemExit(distributed.launch(2, ["fit"], Path("run")))
+    raise SystemExit(distributed.launch(2, ["fit"], Path("run"), restarts))
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -701,6 +704,85 @@ def test_the_others_notice_a_lost_rank(server: Server, alone: Run, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["warpi", "mwnet", "elr", "co_teaching", "dividemix"])
+def test_fit_with_two_and_four_ranks(server: Server, tmp_path: Path, method: str) -> None:
+    """The command, in float32, with BatchNorm over all ranks, and a warm-up that ends before the last epoch."""
+    runs = []
+    for ranks in (1, 2, 4):
+        run = Run(tmp_path / str(ranks))
+        more = ["--method", method, "--epochs", "4", "--threads", "1", "--lr", "0.01"]
+        server.run(ranks, [*FIT, *more, "--out", str(run.out)])
+        runs.append(run)
+    for run in runs[1:]:
+        for a, b in zip(run.records(), runs[0].records(), strict=True):
+            for name in a.keys() - {"seconds"}:
+                assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-5), name
+        for p, q in zip(run.weights(), runs[0].weights(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_sizes_and_rates_per_rank(server: Server, tmp_path: Path) -> None:
+    """They are stored as those of all ranks, so that the run can be resumed with any number of ranks."""
+    whole, part = Run(tmp_path / "whole"), Run(tmp_path / "part")
+    flags = [*FIT, "--epochs", "2", "--threads", "1", "--out"]
+    server.run(2, [*flags, str(whole.out), "--batch-size", "16", "--meta-batch-size", "16", "--lr", "0.1"])
+    per_rank = [*flags, str(part.out), "--lr", "0.05", "--batch-per-rank"]
+    server.run(2, per_rank)
+    assert all(torch.equal(p, q) for p, q in zip(part.weights(), whole.weights(), strict=True))
+    server.run(2, [*per_rank, "--resume"])
+    (tmp_path / "part" / "done").unlink()
+    server.run(1, [*FIT[:0], "fit", "--device", "cpu", "--resume", "--quiet", "--out", str(part.out)])
+    assert scale_to_ranks({"optimizer": "adam"}, {"lr": 0.1}) == {"lr": 0.1}
+    with as_rank(0, 4):
+        assert scale_to_ranks({"optimizer": "adam"}, {"lr": 0.1, "net": "mlp"}) == {"lr": 0.2}
+
+
+def test_nodes_prints_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a run"
+    argv = ["fit", "--devices=8", "--data", "digits", "--nodes", "4", "--out", str(out), "--method", "ce"]
+    assert main(argv) == 0
+    words = shlex.split(capsys.readouterr().out)
+    common = ["fit", "--data", "digits", "--out", str(out), "--method", "ce", "--resume"]
+    torchrun = words[words.index("torchrun") : words.index("or")]
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in words
+    assert torchrun[1:7] == ["--nnodes", "4", "--nproc-per-node", "8", "--max-restarts", "3"]
+    assert torchrun[-len(common) - 2 :] == ["-m", "warpi", *common]
+    srun = words[words.index("srun") :]
+    assert srun == ["srun", "--nodes", "4", "--ntasks-per-node", "8", "--kill-on-bad-exit=1", "warpi", *common]
+    assert not out.exists()
+    for flag in ("--nodes", "--restarts"):
+        assert main([*argv, flag, "-1"]) == 2
+        assert f"{flag} must be at least" in capsys.readouterr().err
+
+
+def test_the_environment_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "n[08-10],m"}
+    given |= {
+        "SLURM_JOB_ID": "70",
+        "SLURM_STEP_ID": "1",
+        "SLURM_PROCID": "6",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "3",
+    }
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    with monkeypatch.context() as patch:
+        for name in names:
+            patch.setenv(name, "")  # so that it is restored
+            patch.delenv(name)
+        for name, value in given.items():
+            patch.setenv(name, value)
+        assert distributed.use_srun()
+        assert [os.environ[name] for name in names] == ["6", "7", "0", "1", "n08", "18791"]
+        assert distributed.is_launched()
+        assert not distributed.use_srun(), "torchrun within srun comes first"
+        patch.setenv("SLURM_STEP_NUM_TASKS", "1")
+        patch.delenv("RANK")
+        assert not distributed.use_srun()
+    hosts = {"a": "a", "a,b": "a", "a[3,5]": "a3", "gpu-[007-012,3].cluster,x": "gpu-007.cluster", "a1b[2]": "a1b2"}
+    assert {nodes: distributed.first_host(nodes) for nodes in hosts} == hosts
+
+
+@pytest.mark.slow
 def test_devices_starts_ranks(server: Server, alone: Run, tmp_path: Path) -> None:
     """`warpi fit --devices 2` starts fresh processes, which train like one process.
 
@@ -712,12 +794,15 @@ def test_devices_starts_ranks(server: Server, alone: Run, tmp_path: Path) -> Non
     run.assert_like(alone)
 
 
-def start_scripts(server: Server, folder: Path, code: int) -> tuple[Ranks, list[int]]:
-    """The launcher with scripts as ranks, which end with a code after SIGTERM, and the process ids of the ranks."""
+def start_scripts(server: Server, folder: Path, code: int, restarts: int = 0) -> tuple[Ranks, list[int]]:
+    """The launcher with scripts as ranks, which end with a code after SIGTERM, and the process ids of the ranks.
+
+    Scripts that are told to resume end at once, successfully.
+    """
     script = folder / "rank"
     script.write_text(RANK.replace("CODE", str(code)))
     script.chmod(0o755)
-    launcher = server.start(1, "do_launch", rank=str(script))
+    launcher = server.start(1, "do_launch", rank=str(script), restarts=restarts)
     wait_until(lambda: len(list(folder.glob("rank.pid?"))) == 2, launcher.log)
     return launcher, [int((folder / f"rank.pid{r}").read_text()) for r in (0, 1)]
 
@@ -729,6 +814,57 @@ def test_devices_reports_a_killed_rank(server: Server, tmp_path: Path) -> None:
     assert launcher.codes(20.0) == [137], launcher.log()
     line = "warpi: rank 1 was killed by SIGKILL; resume from the last checkpoint in run with: warpi fit --resume\n"
     assert launcher.log() == line
+
+
+def test_devices_starts_all_ranks_again_if_one_is_killed(server: Server, tmp_path: Path) -> None:
+    launcher, pids = start_scripts(server, tmp_path, distributed.EXIT_RANK_LOST, restarts=2)
+    os.kill(pids[0], signal.SIGKILL)
+    assert launcher.codes(30.0) == [0], launcher.log()
+    assert {path.read_text() for path in tmp_path.glob("rank.resumed?")} == {"-P -m warpi fit --resume\n"}
+    line = "all processes start again from the last checkpoint (1 of 2 times)\n"
+    assert launcher.log() == f"warpi: rank 0 was killed by SIGKILL; {line}"
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of ranks that a launcher has started."""
+    return [int(child) for child in (PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_replaced_and_the_run_finishes(server: Server, alone: Run, tmp_path: Path) -> None:
+    """`warpi fit --devices 2` without `--resume`; SIGKILL to each rank once."""
+    run = Run(tmp_path / "run")
+    launcher = server.start(1, [*FIT, "--devices", "2", "--out", str(run.out), "--checkpoint-seconds", "0"])
+    for rank in (1, 0):
+        known = run.position() if run.file.exists() else (0, 0)
+        wait_until(lambda: run.file.exists() and run.position() > known, launcher.log, 120)
+        os.kill(children(launcher.pids[0])[rank], signal.SIGKILL)
+    assert launcher.codes(120.0) == [0], launcher.log()
+    again = "all processes start again from the last checkpoint"
+    assert [line.partition("; ")[2] for line in launcher.log().splitlines()] == [
+        f"{again} ({k} of 3 times)" for k in (1, 2)
+    ]
+    run.assert_like(alone)
+    assert [record["epoch"] for record in run.records()] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_rank_that_torchrun_starts_again_resumes(alone: Run, tmp_path: Path) -> None:
+    """Without `--resume`, the number of restarts tells the ranks to resume."""
+    run = Run(tmp_path / "run")
+    command = [*["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", "-m", "warpi"], *FIT]
+    command[0] = str(Path(sys.executable).with_name("torchrun"))
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    with open(tmp_path / "log", "w") as log:
+        flags = ["--out", str(run.out), "--checkpoint-seconds", "0"]
+        process = subprocess.Popen([*command, *flags], env=environment, stdout=log, stderr=log)
+    try:
+        wait_until(run.file.exists, (tmp_path / "log").read_text, 120)
+        os.kill(children(process.pid)[1], signal.SIGKILL)
+        assert process.wait(120) == 0, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+    run.assert_like(alone)
 
 
 def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
+    import torch
+
     from warpi.runs.run import Run
     from warpi.training.method import Method
 
@@ -57,24 +60,25 @@ def fit(argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:  # instantly: the full help needs torch
         print(HELP, end="")
         return
-    from warpi.runs import plugins
     from warpi.runs.run import fit as run_fit
     from warpi.utils import distributed
     from warpi.utils.devices import Stopped, pick_device
 
     first = _first_flags(argv)
+    by_srun = first.devices != 1 and first.nodes is None and distributed.use_srun()
     device = pick_device(first.device)
-    if not distributed.is_launched() and "--help-all" not in argv:
-        distributed.check_devices(first.devices, device)
-        if first.devices > 1:
-            given = _all_flags(argv, first)  # report errors once, before processes are started
-            raise SystemExit(distributed.launch(first.devices, [*plugins.flags(), "fit", *argv], given["out"]))
+    if not distributed.is_launched() and "--help-all" not in argv and _start_ranks(argv, first, device):
+        return
     try:
         with distributed.process_group(device):
+            restarts = distributed.agree(None, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))[0]
+            first.resume = first.resume or restarts > 0
             with distributed.raise_on_all_ranks():
                 given = _all_flags(argv, first)
-                distributed.check_started(given.pop("devices"))
-            run = run_fit(**given)
+                distributed.check_started(given["devices"])
+            if by_srun:
+                distributed.check_same(str(first.out).encode(), "--out (for separate runs, add --devices 1)")
+            run = run_fit(**{name: given[name] for name in given if name not in ("devices", "nodes", "restarts")})
             is_first = distributed.rank() == 0
     except Stopped as e:
         if e.rank == 0:
@@ -90,6 +94,38 @@ def fit(argv: list[str]) -> None:
         raise UserError(f"out of memory: {str(e).splitlines()[0]}; lower --batch-size and --meta-batch-size") from e
     if is_first and not given["quiet"]:
         _print_result(run)
+
+
+def _start_ranks(argv: list[str], first: argparse.Namespace, device: "torch.device") -> bool:
+    """Start the processes that --devices asks for, and exit with their code; or print how to start them on --nodes."""
+    from warpi.runs import plugins
+    from warpi.utils import distributed
+
+    devices = 1 if first.devices is None else first.devices
+    nodes = 1 if first.nodes is None else first.nodes
+    if nodes < 1:
+        raise UserError(f"--nodes must be at least 1, got {nodes}")
+    if nodes == 1 or devices < 1:  # other machines may have more GPUs
+        distributed.check_devices(devices, device)
+    if devices * nodes == 1:
+        return False
+    given = _all_flags(argv, first)  # report errors once, before processes are started
+    command = [*plugins.flags(), "fit", *argv]
+    restarts = given["restarts"]
+    if restarts < 0:
+        raise UserError(f"--restarts must be at least 0, got {restarts}")
+    if nodes == 1:
+        raise SystemExit(distributed.launch(devices, command, given["out"], restarts))
+    command = [*plugins.flags(), "fit", *_without(argv, ("--devices", "--nodes", "--restarts"))]
+    print(distributed.describe_nodes(nodes, devices, command, restarts))
+    return True
+
+
+def _without(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The arguments without some flags and their values."""
+    left = [word for word in argv if word.partition("=")[0] not in flags or "=" not in word]
+    places = [i for i, word in enumerate(left) if word in flags]
+    return [word for i, word in enumerate(left) if i not in places and i - 1 not in places]
 
 
 def _print_result(run: "Run") -> None:
@@ -211,7 +247,8 @@ def _first_flags(argv: list[str]) -> argparse.Namespace:
     """The flags that must be known before the others can be parsed, since these depend on the method."""
     parser = Parser(prog="warpi fit", add_help=False)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=None)
+    parser.add_argument("--nodes", type=int, default=None)
     parser.add_argument("--method", default=None)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--resume", action="store_true")
@@ -237,6 +274,7 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     given = _make_parser(name).read(argv)
+    given["resume"] = first.resume
     if "meta_data" in given:
         given["trusted"] = given.pop("meta_data")
     if given.pop("tensorboard"):
@@ -272,6 +310,9 @@ def _make_parser(method: str) -> Parser:
     parser.add("--resume", "continue the interrupted run in DIR")
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
     parser.add("--devices N", "processes that share each batch, one per GPU (default: 1)", int)
+    parser.add("--nodes N", "print the commands that start --devices processes on each of N machines", int)
+    parser.add("--restarts N", "times to start again if one of several processes dies (default: 3)", int, 3)
+    parser.add("--batch-per-rank", "batch sizes count one process; the learning rate grows with their number")
     parser.add("--threads N", "number of CPU threads, on which results depend", int)
     parser.add("--checkpoint-seconds X", "seconds between checkpoints (default: 300)", float, 300.0)
     parser.add("--checkpoint-epochs N", "epochs between checkpoints (default: 1)", int, 1)

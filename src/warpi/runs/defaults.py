@@ -3,6 +3,7 @@
 `warpi fit` and `NoisyLabelClassifier` share them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -26,6 +27,7 @@ from warpi.training.method import Method
 from warpi.training.named_recipes import STRONG
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
+from warpi.utils import distributed
 
 _TABLE = {"net": "mlp", "epochs": 30, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
 _SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
@@ -208,6 +210,17 @@ def resolve_defaults(
                 options[name] = value
     changed = {name: value for name, value in settings.items() if name in options and value != options[name]}
     return recipe, options | changed, changed
+
+
+def scale_to_ranks(recipe: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that count one rank, for all ranks: batch sizes, and the learning rate that suits them.
+
+    The rate is multiplied by the number of ranks with sgd (Goyal et al., Accurate, Large Minibatch SGD, 2017), and by
+    its square root with adam.
+    """
+    n = distributed.n_ranks()
+    factors = {"batch_size": n, "meta_batch_size": n, "lr": n if recipe["optimizer"] == "sgd" else math.sqrt(n)}
+    return {name: factor * values[name] for name, factor in factors.items() if name in values}
 
 
 def resolve_method(method: str | Method) -> tuple[str, Method]:

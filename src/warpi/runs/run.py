@@ -23,12 +23,11 @@ from warpi.datasets.hugging_face.saved import store_objects
 from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
-from warpi.runs import plugins
-from warpi.runs.defaults import to_plain_types
+from warpi.runs.defaults import scale_to_ranks, to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
 from warpi.runs.run_folder import RunFolder, check_outside, describe_run
-from warpi.runs.same_run import check_same_run, current_folder, resolve_threads, restore_spec
+from warpi.runs.same_run import check_same_run, current_folder, how_to_resume, resolve_threads, restore_spec
 from warpi.runs.schema import FORMAT, to_stored_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint
@@ -99,6 +98,7 @@ def fitting(
     resume: bool = False,
     device: str = "auto",
     threads: int | None = None,
+    batch_per_rank: bool = False,
     checkpoint_seconds: float = 300.0,
     checkpoint_epochs: int = 1,
     track: str | Sequence[str] = (),
@@ -123,7 +123,7 @@ def fitting(
     with ExitStack() as stack:
         stack.enter_context(distributed.process_group(where))
         stack.enter_context(_add_advice(folder.path, where))
-        started = _start(stack, folder, where, method, resume, threads, settings, cache, lease)
+        started = _start(stack, folder, where, method, resume, threads, batch_per_rank, settings, cache, lease)
         _restore(started)
         if distributed.n_ranks() > 1:
             state = {**started.description, **checkpoint.state_of(started.method), "environment": None}
@@ -148,7 +148,7 @@ def fitting(
                 if log is not None:
                     log(record)
             if signum:
-                raise Stopped(signum, _how_to_resume(folder.path, where))
+                raise Stopped(signum, how_to_resume(folder.path, where))
             yield record
         with distributed.raise_on_all_ranks():
             if started.writes:
@@ -217,6 +217,7 @@ def _start(
     method: str | Method | None,
     resume: bool,
     threads: int | None,
+    batch_per_rank: bool,
     settings: dict[str, Any],
     cache: DataCache | None,
     lease: Lease | None,
@@ -231,9 +232,14 @@ def _start(
             spec = RunSpec.from_settings(method, **settings)
         else:
             threads = resolve_threads(stored, threads, folder.path)
+            if batch_per_rank:
+                settings |= scale_to_ranks({**stored["spec"]["recipe"], **settings}, settings)
             spec = restore_spec(stored, settings, method, folder.path)
         stack.enter_context(cpu_threads(threads))
         prepared = prepare(spec, cache, where).to(where)
+        if batch_per_rank and stored is None:
+            recipe = vars(prepared.spec.recipe)
+            prepared = prepared.with_recipe(**scale_to_ranks(recipe, recipe))
         if is_first:
             lease = lease or stack.enter_context(folder.lock())
             if folder.read_spec() != state.spec:  # changed while this process was reading the data
@@ -327,19 +333,9 @@ def _watch(started: _StartedRun, progress: Progress, caught: list[int]) -> None:
     def report(what: str, share: float) -> None:
         progress.describe(what, share)
         if caught and distributed.n_ranks() == 1:
-            raise Stopped(caught[0], _how_to_resume(started.folder.path, started.device))
+            raise Stopped(caught[0], how_to_resume(started.folder.path, started.device))
 
     started.method.report_progress = report  # type: ignore[method-assign]
-
-
-def _how_to_resume(path: Path, where: torch.device) -> str:
-    command = ["warpi", *plugins.flags(), "fit", "--out", str(path), "--resume"]
-    n = distributed.n_ranks()
-    if n > 1:
-        if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
-            return "resume with the same command and --resume"
-        command += ["--devices", str(n), "--device", where.type]
-    return f"resume with: {shlex.join(command)}"
 
 
 @contextmanager
@@ -348,7 +344,7 @@ def _add_advice(path: Path, where: torch.device) -> Iterator[None]:
     try:
         yield
     except distributed.RankLostError as e:
-        raise distributed.RankLostError(f"{e}; {_how_to_resume(path, where)}") from e
+        raise distributed.RankLostError(f"{e}; {how_to_resume(path, where)}") from e
 
 
 def _make_progress(started: _StartedRun, quiet: bool) -> Progress:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from warpi.data.image_files import PHOTO
 from warpi.datasets.load import has_images
 from warpi.datasets.registry import DATASETS
@@ -114,6 +116,16 @@ def resolve_threads(stored: dict[str, Any], threads: int | None, path: Path) -> 
     if threads is not None and threads != before:
         raise UserError(f"{path} was started with threads = {before}, not {threads}; choose another --out")
     return before
+
+
+def how_to_resume(path: Path, where: torch.device) -> str:
+    command = ["warpi", *plugins.flags(), "fit", "--out", str(path), "--resume"]
+    n = distributed.n_ranks()
+    if n > 1:
+        if os.environ.get("LOCAL_WORLD_SIZE") != str(n):
+            return "resume with the same command and --resume"
+        command += ["--devices", str(n), "--device", where.type]
+    return f"resume with: {shlex.join(command)}"
 
 
 def check_same_run(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None:

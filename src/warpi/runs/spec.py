@@ -232,6 +232,10 @@ class PreparedRun:
     def to(self, device: torch.device) -> Self:
         return replace(self, task=self.task.to(device), truth=self.truth.to(device))
 
+    def with_recipe(self, **values: Any) -> Self:
+        """The same run with other values in its recipe."""
+        return replace(self, spec=replace(self.spec, recipe=replace(self.spec.recipe, **values)))
+
     def start(self) -> Method:
         """The method with its initial state. Call this in the context of `seed`."""
         method = self.spec.make_method()

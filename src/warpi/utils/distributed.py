@@ -9,6 +9,7 @@ uses a separate gloo group, so that it does not wait for a GPU.
 import hashlib
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -280,18 +281,51 @@ def check_started(devices: int | None) -> None:
         raise UserError(f"torchrun started {started} processes here, but --devices asks for {devices}; omit it")
 
 
-def launch(n: int, argv: list[str], out: Path) -> int:
+def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:
     """Start `warpi ARGV` as n ranks on this machine, like `torchrun --standalone -m warpi`; return their exit code.
 
-    Uses torchrun's implementation, but without its long report if a process fails.
+    If a rank is killed, all start again from the last checkpoint, at most `restarts` times. Uses torchrun's
+    implementation, but without its long report, and with a new store for each attempt: the restarts of torchrun 2.13
+    find the addresses of dead ranks.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))  # they share the cores
     os.environ[_LAUNCHER] = "1"
     logging.disable(logging.CRITICAL)
+    resumed = argv if "--resume" in argv else [*argv, "--resume"]
+    for attempt in range(restarts + 1):
+        try:
+            codes = _run_ranks(n, resumed if attempt else argv)
+        except SignalException as e:
+            return 128 + e.sigval
+        if not codes:
+            return 0
+        # Ranks that ended because another one ended come last.
+        cause = min(
+            codes, key=lambda number: (codes[number] == EXIT_RANK_LOST, codes[number] == -signal.SIGTERM, number)
+        )
+        code = codes[cause]
+        if code >= 0 and code != EXIT_RANK_LOST:
+            return code  # that rank has printed the reason
+        what = f"rank {cause} was killed by {signal.Signals(-code).name}" if code < 0 else "a process is gone"
+        if code in (-signal.SIGTERM, -signal.SIGINT) or attempt == restarts:
+            break
+        print(
+            f"warpi: {what}; all processes start again from the last checkpoint ({attempt + 1} of {restarts} times)",
+            file=sys.stderr,
+        )
+    command = shlex.join(["warpi", *resumed])
+    print(f"warpi: {what}; resume from the last checkpoint in {out} with: {command}", file=sys.stderr)
+    return 128 - code if code < 0 else EXIT_RANK_LOST
+
+
+def _run_ranks(n: int, argv: list[str]) -> dict[int, int]:
+    """Run n ranks to their end. Returns the exit codes of those that failed."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     with TemporaryDirectory(prefix="warpi-") as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -306,20 +340,48 @@ def launch(n: int, argv: list[str], out: Path) -> int:
         try:
             elastic_launch(config, sys.executable)("-P", "-m", "warpi", *argv)
         except ChildFailedError as e:
-            codes = {number: failure.exitcode for number, failure in e.failures.items()}
-        except SignalException as e:
-            return 128 + e.sigval
-        else:
-            return 0
-    # Ranks that ended because another one ended come last.
-    cause = min(codes, key=lambda number: (codes[number] == EXIT_RANK_LOST, codes[number] == -signal.SIGTERM, number))
-    code = codes[cause]
-    if code >= 0 and code != EXIT_RANK_LOST:
-        return code  # that rank has printed the reason
-    what = f"rank {cause} was killed by {signal.Signals(-code).name}" if code < 0 else "a process is gone"
-    command = shlex.join(["warpi", *argv, *([] if "--resume" in argv else ["--resume"])])
-    print(f"warpi: {what}; resume from the last checkpoint in {out} with: {command}", file=sys.stderr)
-    return 128 - code if code < 0 else EXIT_RANK_LOST
+            return {number: failure.exitcode for number, failure in e.failures.items()}
+    return {}
+
+
+def describe_nodes(nodes: int, devices: int, argv: list[str], restarts: int) -> str:
+    """The commands that start `warpi ARGV` as `devices` ranks on each of several machines."""
+    command = shlex.join([*argv, *([] if "--resume" in argv else ["--resume"])])
+    name = hashlib.sha256(command.encode()).hexdigest()[:8]
+    torchrun = (
+        f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes {nodes} --nproc-per-node {devices} --max-restarts "
+        f"{restarts} --rdzv-backend c10d --rdzv-endpoint HOST:29500 --rdzv-id {name} -m warpi {command}"
+    )
+    srun = f"srun --nodes {nodes} --ntasks-per-node {devices} --kill-on-bad-exit=1 warpi {command}"
+    where = f"on each of the {nodes} machines, with the name of one of them instead of HOST"
+    return f"{where}:\n  {torchrun}\nor once, in a job of SLURM:\n  {srun}"
+
+
+def use_srun() -> bool:
+    """Set torchrun's environment variables if srun started this process as one of several tasks."""
+    n = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))  # SLURM_NTASKS is also set where srun was not used
+    if n == 1 or is_launched():
+        return False
+    sizes = [
+        int(size)
+        for size, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ["SLURM_STEP_TASKS_PER_NODE"])
+        for _ in range(int(times or 1))
+    ]
+    job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_STEP_ID"])
+    one_gpu = torch.cuda.device_count() == 1  # srun shows each task its own, as with --gpus-per-task
+    os.environ["RANK"] = os.environ["SLURM_PROCID"]
+    os.environ["WORLD_SIZE"] = str(n)
+    os.environ["LOCAL_RANK"] = "0" if one_gpu else os.environ["SLURM_LOCALID"]
+    os.environ["LOCAL_WORLD_SIZE"] = str(sizes[int(os.environ["SLURM_NODEID"])])
+    os.environ.setdefault("MASTER_ADDR", first_host(os.environ["SLURM_STEP_NODELIST"]))
+    os.environ.setdefault("MASTER_PORT", str(12000 + (97 * job + step) % 20000))
+    return True
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of a list as SLURM writes it: node[007-012,3],other is node007."""
+    match = re.match(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else nodes
 
 
 def give_up(lost: RankLostError) -> Never:
