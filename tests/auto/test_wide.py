@@ -2,7 +2,9 @@
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
+from warpi.auto import softmax
 from warpi.auto.fit import AutoSettings, fit_auto
 from warpi.auto.models import WIDE, find_columns, find_directions
 from warpi.auto.modules import Mixture
@@ -41,6 +43,21 @@ def test_softmax_on_directions_is_softmax_on_all_standardized_columns():
     plain = fit_softmax(z, labels, weight, folds, 0.1)
     rotated = fit_softmax(z @ rotation, labels, weight, folds, 0.1, scaled=True)
     np.testing.assert_allclose(rotated.p, plain.p, atol=5e-3)
+
+
+def test_softmax_on_far_more_columns_than_rows_is_the_same_in_the_span_of_the_rows(monkeypatch):
+    monkeypatch.setattr(softmax, "TOLERANCE", 1e-13)
+    rng = np.random.default_rng(0)
+    dense = rng.random((60, 400)) * (rng.random((60, 400)) < 0.1)
+    dense[5] = dense[6]  # the rows are not independent
+    x, labels = csr_array(dense), np.eye(3)[rng.integers(0, 3, 60)]
+    weight, folds = np.r_[np.zeros(10), np.ones(50)], np.arange(60) % 3  # some rows are only predicted
+    spanned = fit_softmax(x, labels, weight, folds)
+    monkeypatch.setattr(softmax, "MOST_SPANNED", 0)
+    plain = fit_softmax(x, labels, weight, folds)
+    np.testing.assert_allclose(spanned.p, plain.p, atol=1e-4)
+    np.testing.assert_allclose(spanned.coefficients, plain.coefficients, atol=1e-4)
+    np.testing.assert_allclose(spanned.predict(x[:10]), spanned.p[:10], atol=1e-6)
 
 
 def test_auto_on_many_columns_corrects_labels_and_predicts_new_rows():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+from scipy import linalg, sparse
 from scipy.optimize import minimize
 
 from warpi.auto.modules import Linear
@@ -16,6 +16,8 @@ CLIP = 6.0  # standard deviations
 STEPS = 200
 TOLERANCE = 1e-6  # relative decrease of the loss
 MOST_COLUMNS = 1000  # for which the curvature is factorized
+MOST_SPANNED = 2000  # training rows in whose span sparse rows with far more columns are expressed
+MANY_COLUMNS = 4  # times the number of these rows
 
 
 @dataclass(eq=False)
@@ -59,6 +61,9 @@ def fit_softmax(
     z, mean, scale = standardize(x, used)
     if scaled:  # principal directions: their scale says how much they matter
         z, scale = z * scale, np.ones_like(scale)
+    span = find_span(z, used)
+    if span is not None:
+        z = span.coordinates
     scaling = find_scaling(z[used], weight[used], c)
     start = np.zeros((z.shape[1] + 1, q.shape[1]))
     whole = minimize_loss(z[used], q[used], weight[used], c, start, scaling, check)
@@ -70,6 +75,8 @@ def fit_softmax(
             tested = used[inside[used]]
             without = minimize_loss(z[train], q[train], weight[train], c, whole, scaling, check)
             p[tested] = predict(z[tested], without)
+    if span is not None:
+        whole = np.concatenate([span.to_columns(whole[:-1]), whole[-1:]])
     return FittedSoftmax(mean, scale, whole, p, 1e9 if scaled else CLIP)
 
 
@@ -92,6 +99,35 @@ def mean_and_scale(x: Matrix) -> tuple[Floats, Floats]:
     scale = x.std(axis=0, dtype=np.float64)
     scale[scale < 1e-9 * (1 + np.abs(mean))] = 1
     return mean, scale
+
+
+@dataclass(eq=False)
+class Span:
+    """Rows in coordinates of the space that n training rows Z span: Z Z' = L L', and the training rows become L.
+
+    A penalized linear model of Z has coefficients in this space. Its n coordinates replace far more columns, without
+    changing the model.
+    """
+
+    rows: Matrix  # Z [n, D]
+    factor: Floats  # L [n, n]
+    coordinates: Floats  # [M, n] of all rows
+
+    def to_columns(self, coefficients: Floats) -> Floats:
+        """Coefficients [n, K] of the coordinates as those of the columns [D, K]."""
+        return np.asarray(self.rows.T @ linalg.solve_triangular(self.factor, coefficients, trans="T", lower=True))
+
+
+def find_span(z: Matrix, used: Ints) -> Span | None:
+    """The span of the used rows; None if it does not save time."""
+    if not sparse.issparse(z) or len(used) > MOST_SPANNED or z.shape[1] < MANY_COLUMNS * len(used):
+        return None
+    rows = z[used]
+    gram = (rows @ rows.T).toarray().astype(np.float64)
+    gram[np.diag_indices_from(gram)] += 1e-9 * (1 + np.trace(gram) / len(gram))  # rows may be equal
+    factor = np.linalg.cholesky(gram)
+    products = (z @ rows.T).toarray().astype(np.float64)
+    return Span(rows, factor, linalg.solve_triangular(factor, products.T, lower=True).T)
 
 
 def predict(z: Matrix, coefficients: Floats) -> Floats:

@@ -379,8 +379,8 @@ def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
     if excess.max() >= 3 and all(_differ(n_trusted, counts) for counts in expected):
         most, least = divmod(int(excess.argmax()), len(classes))
         log.warning(
-            "the trusted examples are uneven (%d of %s, %d of %s), unlike the data: meta methods get worse "
-            "(WarPI by ten points on digits); check more of the rare ones, or trust as many of each (fit: --meta N)",
+            "the trusted examples are uneven (%d of %s, %d of %s), unlike the data; auto allows for it, but networks "
+            "with a meta step get worse (WarPI by ten points on digits): check more of the rare ones",
             *(int(n_trusted[most]), classes[most], int(n_trusted[least]), classes[least]),
         )
 

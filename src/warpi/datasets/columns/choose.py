@@ -78,7 +78,7 @@ class Notes:
 
 KEEP = "keep one with --types COLUMN=KIND (number, category, date or text)"
 _IDS = "{} looks like an id and is not used; " + KEEP
-_CONSTANT = "{} has the same value in every row and is not used; " + KEEP
+_CONSTANT = "not used, because the value is the same in every row: {}; " + KEEP
 _ALL_DIFFERENT = "{} has a different value in almost every row and is not used; " + KEEP
 _IMAGES = (
     "{} names image files and is not used; to learn from the images, rename the column to 'path' in a .csv or .tsv"
