@@ -19,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -134,25 +136,29 @@ def train(path: Path, out: Path, code: str, **options: object) -> dict[str, Any]
     return {**result, "epoch_s": round(last["seconds"], 2), "epoch_cpu_s": round(cpu, 2), "test_acc": accuracy}
 
 
-def measure_training(folder: Path, n: int, repeat: int) -> None:
+def measure_training(folder: Path, n: int, repeat: int, parts: Collection[str]) -> None:
     path = write(folder, n)
     variants = {"file": (TRAIN, "rows"), "memory": (IN_MEMORY, "rows"), "blocks": (TRAIN, "blocks")}
-    for r in range(repeat):
-        for part, (code, shuffle) in variants.items():
+    for r, part in product(range(repeat), variants):
+        if not parts or part in parts:
+            code, shuffle = variants[part]
             keep(part, n, r, **train(path, folder / f"run{n}-{part}", code, shuffle=shuffle))
 
 
-def measure_judging(folder: Path, n: int, repeat: int) -> None:
-    """Audit, predict and report of the run that `measure_training` left."""
+def measure_judging(folder: Path, n: int, repeat: int, parts: Collection[str]) -> None:
+    """Audit, report and predict with the run that `measure_training` left."""
     run = str(folder / f"run{n}-file")
-    for r in range(repeat):
-        keep("audit", n, r, **measure(COMMAND, "audit", run, "--csv", str(folder / "audit.csv")))
-        keep("report", n, r, **measure(COMMAND, "report", run, "--out", str(folder / "report")))
-        out = str(folder / "predicted.csv")
-        keep("predict", n, r, **measure(COMMAND, "predict", run, "--data", str(write(folder, n)), "--csv", out))
+    commands = {
+        "audit": ["audit", run, "--csv", str(folder / "audit.csv")],
+        "report": ["report", run, "--out", str(folder / "report")],
+        "predict": ["predict", run, "--data", str(write(folder, n)), "--csv", str(folder / "predicted.csv")],
+    }
+    for r, part in product(range(repeat), commands):
+        if not parts or part in parts:
+            keep(part, n, r, **measure(COMMAND, *commands[part]))
 
 
-def measure_sorted(folder: Path, n: int, repeat: int) -> None:
+def measure_sorted(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
     for r in range(repeat):
         for is_sorted in (False, True):
             path = write(folder, n, is_sorted)
@@ -161,7 +167,7 @@ def measure_sorted(folder: Path, n: int, repeat: int) -> None:
                 keep(part, n, r, **train(path, folder / "run-sorted", TRAIN, shuffle=shuffle, seed=r))
 
 
-def measure_images(folder: Path, n: int, repeat: int) -> None:
+def measure_images(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
     listed = write_images(folder, n)
     for r in range(repeat):
         out = folder / "run-images"
@@ -169,7 +175,7 @@ def measure_images(folder: Path, n: int, repeat: int) -> None:
         keep("images", n, r, **measure(FIRST_STEP, str(listed), str(out)))
 
 
-def measure_shuffling(folder: Path, n: int, repeat: int) -> None:
+def measure_shuffling(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
     path = write(folder, n)
     for r in range(repeat):
         for shuffle in ("rows", "blocks"):
@@ -200,13 +206,14 @@ def main() -> None:
     parser.add_argument("what", choices=(*MEASURES, "page"))
     parser.add_argument("--rows", type=float, nargs="+", default=[1e6])
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--parts", nargs="+", default=(), help="some of: file, memory, blocks; audit, report, predict")
     given = parser.parse_args()
     if given.what == "page":
         write_page(list(json.loads(FILE.read_text()).values()))
         return
     given.folder.mkdir(parents=True, exist_ok=True)
     for n in map(int, given.rows):
-        MEASURES[given.what](given.folder, n, given.repeat)
+        MEASURES[given.what](given.folder, n, given.repeat, given.parts)
 
 
 if __name__ == "__main__":
