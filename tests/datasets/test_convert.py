@@ -1,6 +1,7 @@
 """Tables that are converted block by block: the same features, labels and runs as when they are read at once."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pyarrow import parquet
 from warpi.cli.app import main
 from warpi.data.mapped import MappedExamples
 from warpi.datasets import arrays
-from warpi.datasets.columns import convert
+from warpi.datasets.columns import convert, table_blocks
 from warpi.datasets.columns.convert import convert_table, read_table_form
 from warpi.datasets.load import read_dataset
 from warpi.errors import UserError
@@ -23,8 +24,8 @@ from warpi.runs.run import fit
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "_ROWS", 17)
-    monkeypatch.setattr(convert, "_CSV_BYTES", 700)
+    monkeypatch.setattr(table_blocks, "ROWS", 17)
+    monkeypatch.setattr(table_blocks, "_CSV_BYTES", 700)
 
 
 def make_columns(n: int = 120, **more: Any) -> dict[str, Any]:
@@ -163,3 +164,51 @@ def test_refuses_texts_existing_files_and_damaged_forms(tmp_path: Path) -> None:
     (tmp_path / "x_table.json").write_text('{"format": "warpi-table/1", "classes": ["u"], "columns": {}}')
     with pytest.raises(UserError, match=r"x_table\.json"):
         read_dataset(str(done.path))
+
+
+def test_folders_of_parquet_and_of_saved_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = make_columns()
+    whole = convert_table(write_table(tmp_path / "t.parquet", columns), tmp_path / "whole.npy")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for k, rows in enumerate((slice(0, 70), slice(70, 120))):
+        write_table(folder / f"part-{k}.parquet", {name: cells[rows] for name, cells in columns.items()})
+    saved = tmp_path / "saved"  # as `save_to_disk` writes it: streams, their names, and the names of the classes
+    saved.mkdir()
+    features = {
+        "label": {"names": ["yes", "no"], "_type": "ClassLabel"},
+        "size": {"dtype": "float64", "_type": "Value"},
+    }
+    numbers = {**columns, "label": [["yes", "no"].index(name) for name in columns["label"]]}
+    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    table = pa.table(numbers).replace_schema_metadata(about)
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, rows in zip(names, (table.slice(0, 50), table.slice(50)), strict=True):
+        with pa.OSFile(str(saved / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(rows, max_chunksize=20)
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    for source, out in ((folder, "a"), (saved, "b")):
+        assert main(["convert", str(source), "--out", str(tmp_path / f"{out}.npy")]) == 0
+        for end in ("", "_labels", "_trusted"):
+            assert np.array_equal(np.load(tmp_path / f"{out}{end}.npy"), np.load(tmp_path / f"whole{end}.npy"))
+        assert read_table_form(tmp_path / f"{out}.npy") == read_table_form(whole.path)
+    (tmp_path / "splits" / "train").mkdir(parents=True)
+    (tmp_path / "splits" / "train" / "state.json").write_text("{}")
+    assert main(["convert", str(tmp_path / "splits"), "--out", str(tmp_path / "c.npy")]) == 2
+    assert "give one of its splits" in capsys.readouterr().err
+    assert main(["convert", str(tmp_path / "splits" / "train"), "--out", str(tmp_path / "c.npy")]) == 2
+    assert "state.json" in capsys.readouterr().err
+    (saved / names[1]).write_bytes((saved / names[1]).read_bytes()[:900])
+    assert main(["convert", str(saved), "--out", str(tmp_path / "c.npy")]) == 2
+    assert "not a readable table" in capsys.readouterr().err
+
+
+def test_saved_by_the_package_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = make_columns()
+    whole = convert_table(write_table(tmp_path / "t.parquet", columns), tmp_path / "whole.npy")
+    data = datasets.Dataset.from_dict(columns).class_encode_column("label")
+    data.save_to_disk(tmp_path / "saved", num_shards=3)
+    convert_table(tmp_path / "saved", tmp_path / "x.npy")
+    assert np.array_equal(np.load(tmp_path / "x.npy"), np.load(whole.path))
+    assert np.array_equal(np.load(tmp_path / "x_labels.npy"), np.load(tmp_path / "whole_labels.npy"))

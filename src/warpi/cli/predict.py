@@ -68,7 +68,9 @@ def convert(argv: list[str]) -> None:
         "Turn a table that does not fit into memory (.csv, .tsv, .parquet) into a .npy file of features, block by "
         "block. `warpi fit --data OUT.npy` leaves them in the file; trusted and new rows may still be tables.",
     )
-    parser.add_argument("data", metavar="TABLE", help="one example per row")
+    parser.add_argument(
+        "data", metavar="TABLE", help="one example per row; or a folder of .parquet or saved by `datasets`"
+    )
     parser.add(
         "--out FILE.npy", "features to write; labels and columns get names that start like it", Path, required=True
     )

@@ -9,7 +9,7 @@ pass writes the features. Only one block of rows is in memory at a time.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,19 +21,17 @@ from numpy.typing import NDArray
 from warpi.data.numeric import Columns, needs_float64
 from warpi.datasets.columns.choose import Notes
 from warpi.datasets.columns.encode import TableOptions, encode_table
-from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
-from warpi.datasets.columns.raw import Raw, Table, Words, plan_columns, read_arrow, texts_of
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, find_trusted_column
+from warpi.datasets.columns.raw import Raw, Table, Words
+from warpi.datasets.columns.table_blocks import TableBlocks
+from warpi.datasets.label_columns import LABEL_COLUMNS, find_trusted_column
 from warpi.datasets.labels import CodedLabels, blank_missing, check_counts, normalize_labels, parse_marks, sort_classes
-from warpi.datasets.tables import check_same_columns, choose_columns, no_column
-from warpi.datasets.text_files import GAPS, NEEDS_ROWS, check_suffix, is_number, iterate_rows, reading
+from warpi.datasets.tables import check_same_columns, choose_columns
+from warpi.datasets.text_files import is_number
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.utils.files import read_json, write_json
 
 FORMAT = "warpi-table/1"
-_ROWS = 65_536  # that are converted together
 _SAMPLE = 200_000  # this many rows, or up to twice as many, decide how columns become features
-_CSV_BYTES = 2**24  # that are parsed together
 
 
 class Converted(NamedTuple):
@@ -72,7 +70,10 @@ def convert_table(
     like: Path | str | None = None,
     options: TableOptions | None = None,
 ) -> Converted:
-    """Write the features and labels of a .csv, .tsv or .parquet file of any size to `out`, a .npy file.
+    """Write the features and labels of a table of any size to `out`, a .npy file.
+
+    The table is a .csv, .tsv or .parquet file, or a folder with one split of a data set: .parquet files, or what
+    `save_to_disk` of Hugging Face `datasets` writes.
 
     `like` is a .npy file that was converted before: the columns are read in the same way, and rows without labels are
     accepted. Texts and numbers that need float64 are refused: they do not fit into features of float32.
@@ -88,7 +89,8 @@ def convert_table(
     except ImportError as e:
         raise missing_package("pyarrow", "converting a table", "tables") from e
     options = options or TableOptions()
-    source = _Source(Path(data), label or (form.columns.label if form else "label"), tuple(drop), form, options.kinds())
+    label = label or (form.columns.label if form else "label")
+    source = TableBlocks(Path(data), label, tuple(drop), form.columns if form else None, options.kinds())
     labels, sample, n, step = _scan(source)
     notes = Notes()
     if form is None:
@@ -106,114 +108,6 @@ def convert_table(
     return Converted(out, n, columns.width)
 
 
-class _Source:
-    """A table that is read in blocks of rows."""
-
-    def __init__(
-        self, path: Path, label: str, drop: tuple[str, ...], form: TableForm | None, kinds: dict[str, str]
-    ) -> None:
-        self.path = path
-        self.label = label
-        self.drop = drop + (form.columns.drop if form else ())
-        self.kinds = kinds
-        self.is_parquet = check_suffix(path, (".csv", ".tsv", ".parquet")) == ".parquet"
-        self.delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        self.header_line = 0
-        first = form.columns if form else None
-        table = Table(path, label, [], {}, None, first is not None)
-        _, places = plan_columns(table, self.drop, texts_of(label, first, kinds), self._names())
-        self.names = table.names
-        self.as_text = {table.names[j] for j in places}
-        for name in ("split", *GIVEN):
-            if name in self.names and name not in self.drop:
-                raise UserError(f"{path}: column {name!r} is not converted; write a file per split, or drop it")
-        lacking = [name for name in (*drop, *kinds) if name not in self.names]
-        if label not in self.names and first is None:
-            lacking.append(label)
-        if lacking:
-            raise no_column(lacking[0], table, "--label, --drop and --types take some of these")
-
-    def _names(self) -> list[str]:
-        if self.is_parquet:
-            try:
-                with reading(self.path), self.path.open("rb") as file:
-                    schema = open_parquet(self.path, file)[1]
-            except UserError:
-                raise
-            except ValueError as e:
-                raise UserError(f"{self.path}: not a readable parquet file ({str(e).splitlines()[0]})") from e
-            index = index_columns(schema)
-            return [name for name in schema.names if name not in index]
-        self.header_line, names = next(iterate_rows(self.path, self.delimiter), (0, []))
-        if not names:
-            raise UserError(NEEDS_ROWS.format(self.path))
-        with reading(self.path), self.path.open("rb") as file:  # pyarrow takes the rest of the file as one cell
-            if sum(part.count(b'"') for part in iter(lambda: file.read(_CSV_BYTES), b"")) % 2:
-                raise UserError(f"{self.path}: an odd number of quotes; is one left open?")
-        return names
-
-    def blocks(self) -> Iterator[Any]:
-        """The columns of up to `_ROWS` rows at a time, as pyarrow tables."""
-        names = [name for name in self.names if name not in self.drop]
-        try:
-            with reading(self.path):
-                for table in (self._parquet_blocks if self.is_parquet else self._csv_blocks)(names):
-                    yield from (table.slice(start, _ROWS) for start in range(0, len(table), _ROWS))
-        except UserError:
-            raise
-        except ValueError as e:
-            raise UserError(f"{self.path}: not a readable table ({str(e).splitlines()[0]})") from e
-
-    def _parquet_blocks(self, names: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        with self.path.open("rb") as file:
-            reader, schema = open_parquet(self.path, file)
-            for batch in reader.iter_batches(_ROWS, columns=names):
-                yield spell_out(self.path, pa.Table.from_batches([batch]), schema)
-
-    def _csv_blocks(self, names: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-        from pyarrow import csv
-
-        batches = csv.open_csv(
-            self.path,
-            csv.ReadOptions(block_size=_CSV_BYTES, column_names=self.names, skip_rows=self.header_line),
-            csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(self.names, pa.string()), include_columns=names, strings_can_be_null=False
-            ),
-        )
-        for batch in batches:
-            yield pa.Table.from_batches([batch])
-
-    def read(self, block: Any, first: int = 0) -> Table:
-        """The columns of a block whose first row has this number."""
-        table = Table(self.path, self.label, self.names, {}, None, True, first=first)
-        for name in block.column_names:
-            table.columns[name] = self.read_column(table, name, block.column(name))
-        return table
-
-    def read_column(self, table: Table, name: str, column: Any) -> Raw:
-        return read_arrow(table, name, column) if self.is_parquet else _read_cells(table, name, column, self.as_text)
-
-
-def _read_cells(table: Table, name: str, column: Any, as_text: set[str]) -> Raw:
-    """A column of a csv file: numbers, if all cells are numbers or missing; else text."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if name not in as_text:
-        cells = compute.utf8_trim_whitespace(column)
-        gap = compute.is_in(compute.utf8_lower(cells), pa.array(sorted(GAPS)))
-        try:
-            numbers = compute.if_else(gap, None, cells).cast(pa.float64())
-            return np.asarray(numbers.to_numpy())
-        except pa.ArrowInvalid:
-            pass  # it holds words
-    return read_arrow(table, name, column)
-
-
 class _Labels:
     """The cells of a label column, collected block by block as codes."""
 
@@ -225,14 +119,15 @@ class _Labels:
         coded = (
             CodedLabels(tuple(raw.words), raw.codes.astype(np.int64)) if isinstance(raw, Words) else CodedLabels.of(raw)
         )
-        places = [self.index.setdefault(text, len(self.index)) for text in coded.texts]
-        self.parts.append(np.array(places, np.int32)[coded.codes])
+        used, codes = np.unique(coded.codes, return_inverse=True)  # a name without rows is not a class
+        places = [self.index.setdefault(coded.texts[k], len(self.index)) for k in used.tolist()]
+        self.parts.append(np.array(places, np.int32)[codes])
 
     def finish(self) -> CodedLabels:
         return CodedLabels(tuple(normalize_labels(self.index)), np.concatenate(self.parts).astype(np.int64))
 
 
-def _scan(source: _Source) -> tuple[dict[str, CodedLabels], Table, int, int]:
+def _scan(source: TableBlocks) -> tuple[dict[str, CodedLabels], Table, int, int]:
     """The labels of all rows, every k-th row, the number of rows, and k."""
     import pyarrow as pa
 
@@ -260,7 +155,7 @@ def _scan(source: _Source) -> tuple[dict[str, CodedLabels], Table, int, int]:
     )
 
 
-def _choose(source: _Source, sample: Table, step: int, notes: Notes, options: TableOptions) -> Columns:
+def _choose(source: TableBlocks, sample: Table, step: int, notes: Notes, options: TableOptions) -> Columns:
     """How the columns become features, by every k-th row."""
     sample = sample._replace(new=False)
     counting = [name for name in sample.columns if name != source.label and _counts_up(sample.columns[name], step)]
@@ -270,7 +165,7 @@ def _choose(source: _Source, sample: Table, step: int, notes: Notes, options: Ta
             notes.add("{} counts the rows and is not used", repr(name))
     n = _length(sample)
     drop = (*source.drop, *(name for name in counting if name not in source.kinds))
-    columns = choose_columns(sample, source.label, drop, source.kinds, range(n), notes, declared=source.is_parquet)
+    columns = choose_columns(sample, source.label, drop, source.kinds, range(n), notes, declared=source.declares_types)
     if columns.sparse:
         raise UserError(
             f"{source.path}: texts and very many categories cannot be converted; drop them (--drop COLUMN,...), or "
@@ -300,7 +195,7 @@ def _counts_up(raw: Raw, step: int) -> bool:
 
 
 def _encode_labels(
-    source: _Source, texts: dict[str, CodedLabels], form: TableForm | None
+    source: TableBlocks, texts: dict[str, CodedLabels], form: TableForm | None
 ) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
     """The classes, and the arrays to store: labels, clean, trusted."""
 
@@ -340,7 +235,9 @@ def _to_stored(y: NDArray[np.int64], classes: tuple[str, ...]) -> NDArray[Any]:
     return np.array(["", *classes])[y + 1]
 
 
-def _write_features(source: _Source, columns: Columns, options: TableOptions, notes: Notes, out: Path, n: int) -> None:
+def _write_features(
+    source: TableBlocks, columns: Columns, options: TableOptions, notes: Notes, out: Path, n: int
+) -> None:
     """Write the features of all rows. The file gets its name when it is complete."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     noted: set[tuple[str, str]] = set()
