@@ -19,7 +19,7 @@ NAMES = {
 
 
 def write_page(records: Sequence[dict[str, Any]]) -> None:
-    for name, make in (("memory", memory_table), ("shuffling", shuffling_table), ("images", images_table)):
+    for name, make in TABLES.items():
         marks = MARKS[0].format(name), MARKS[1].format(name)
         write_between(PAGE, marks, make(records))
     plot(records)
@@ -54,9 +54,16 @@ def shuffling_table(records: Sequence[dict[str, Any]]) -> str:
             f"{r['read_bytes_per_row']:,} bytes",
         )
         lines.append("| " + " | ".join(values) + " |")
-    lines += ["", made(records, {r["part"] for r in limited}), ""]
+    best = {
+        shuffle: max(r["rows_per_s"] for r in limited if r["part"].endswith(shuffle)) for shuffle in ("rows", "blocks")
+    }
+    ratio = f"Blocks give {best['blocks'] / best['rows']:.0f} times the rows per second."
+    return "\n".join([*lines, "", f"{ratio} {made(records, {r['part'] for r in limited})}"])
+
+
+def sorted_table(records: Sequence[dict[str, Any]]) -> str:
     ordered = [r for r in records if r["part"] in ("rows rows", "rows blocks", "sorted rows", "sorted blocks")]
-    lines += ["| Rows in the file | Order | Test accuracy by seed |", "|---|---|---|"]
+    lines = ["| Rows in the file | Order | Test accuracy by seed |", "|---|---|---|"]
     for part in dict.fromkeys(r["part"] for r in ordered):
         order, shuffle = part.split()
         accuracy = ", ".join(f"{r['test_acc']:.2f}" for r in ordered if r["part"] == part)
@@ -81,6 +88,9 @@ def made(records: Sequence[dict[str, Any]], parts: Any) -> str:
         f"Measured {min(r['date'] for r in some)}, {first['machine']}, Python {first['python']}, "
         f"torch {first['torch']}, numpy {first['numpy']}; other processes ran too (load {min(loads)} to {max(loads)})."
     )
+
+
+TABLES = {"memory": memory_table, "images": images_table, "shuffling": shuffling_table, "sorted": sorted_table}
 
 
 def plot(records: Sequence[dict[str, Any]]) -> None:

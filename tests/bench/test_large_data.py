@@ -34,7 +34,7 @@ def test_batches_are_drawn_for_some_time(
 def test_the_page_holds_the_stored_results() -> None:
     page = large_data_page.PAGE.read_text()
     records = list(json.loads(large_data.FILE.read_text()).values())
-    for make in (large_data_page.memory_table, large_data_page.shuffling_table, large_data_page.images_table):
+    for make in large_data_page.TABLES.values():
         assert make(records) in page
     assert scale_model.gpu_table() in page
     assert scale_model.billion_table() in page
