@@ -55,16 +55,16 @@ steps.close()
 FILE = RESULTS / "large_data.json"
 
 
-def write(folder: Path, n: int, is_sorted: bool = False) -> Path:
+def write(folder: Path, n: int, is_sorted: bool = False, classes: int = CLASSES) -> Path:
     """Gaussian classes, written in blocks; sorted by label on request."""
-    path = folder / f"{'sorted' if is_sorted else 'rows'}{n}.npy"
+    path = folder / f"{'sorted' if is_sorted else 'rows'}{n}{f'-{classes}' if classes != CLASSES else ''}.npy"
     if path.with_name(f"{path.stem}_labels.npy").exists():
         return path
     rng = np.random.default_rng(0)
-    centers = rng.normal(0, 0.5, (CLASSES, FEATURES)).astype(np.float32)
+    centers = rng.normal(0, 0.5, (classes, FEATURES)).astype(np.float32)
     x = np.lib.format.open_memmap(path, "w+", np.float16, (n, FEATURES))
-    true = rng.integers(0, CLASSES, n)
-    y = np.where(rng.random(n) < 0.2, rng.integers(0, CLASSES, n), true).astype(np.uint8)
+    true = rng.integers(0, classes, n)
+    y = np.where(rng.random(n) < 0.2, rng.integers(0, classes, n), true).astype(np.uint8)
     if is_sorted:
         order = np.argsort(y, kind="stable")
         true, y = true[order], y[order]
@@ -72,9 +72,9 @@ def write(folder: Path, n: int, is_sorted: bool = False) -> Path:
         some = true[start : start + 10**5]
         x[start : start + len(some)] = rng.standard_normal((len(some), FEATURES), np.float32) + centers[some]
     np.save(path.with_name(f"{path.stem}_labels.npy"), y)
-    checked = np.arange(1000) % CLASSES
+    checked = np.arange(1000) % classes
     trusted = rng.standard_normal((1000, FEATURES), np.float32) + centers[checked]
-    np.savez(folder / "trusted.npz", x=trusted, y=checked)
+    np.savez(folder / f"trusted{classes}.npz", x=trusted, y=checked)
     return path
 
 
@@ -124,11 +124,17 @@ def measure(code: str, *arguments: str) -> dict[str, Any]:
     }
 
 
-def train(path: Path, out: Path, code: str, **options: object) -> dict[str, Any]:
+def train(path: Path, out: Path, code: str, *, classes: int = CLASSES, **options: object) -> dict[str, Any]:
     """Train a linear head; seconds, CPU seconds and accuracy of the last epoch."""
     shutil.rmtree(out, ignore_errors=True)
-    settings = {"data": str(path), "trusted": str(path.parent / "trusted.npz"), "method": "ce", "net": "linear"}
-    settings |= {"epochs": EPOCHS, "batch_size": BATCH, "test": 0.05, **options}
+    settings = {"data": str(path), "method": "ce", "net": "linear"}
+    settings |= {
+        "trusted": str(path.parent / f"trusted{classes}.npz"),
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "test": 0.05,
+        **options,
+    }
     result = measure(code, str(out), json.dumps(settings))
     last = json.loads((out / "results.jsonl").read_text().splitlines()[-1])
     cpu = json.loads((out / "epoch_cpu.json").read_text())
@@ -158,13 +164,12 @@ def measure_judging(folder: Path, n: int, repeat: int, parts: Collection[str]) -
             keep(part, n, r, **measure(COMMAND, *commands[part]))
 
 
-def measure_sorted(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
-    for r in range(repeat):
-        for is_sorted in (False, True):
-            path = write(folder, n, is_sorted)
-            for shuffle in ("rows", "blocks"):
-                part = f"{path.stem.rstrip('0123456789')} {shuffle}"
-                keep(part, n, r, **train(path, folder / "run-sorted", TRAIN, shuffle=shuffle, seed=r))
+def measure_sorted(folder: Path, n: int, repeat: int, parts: Collection[str]) -> None:
+    for r, classes, is_sorted, shuffle in product(range(repeat), (CLASSES, 100), (False, True), ("rows", "blocks")):
+        part = f"{'sorted' if is_sorted else 'random'} {classes} {shuffle}"
+        if not parts or part in parts:
+            path = write(folder, n, is_sorted, classes)
+            keep(part, n, r, **train(path, folder / "run-sorted", TRAIN, classes=classes, shuffle=shuffle, seed=r))
 
 
 def measure_images(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
@@ -206,7 +211,7 @@ def main() -> None:
     parser.add_argument("what", choices=(*MEASURES, "page"))
     parser.add_argument("--rows", type=float, nargs="+", default=[1e6])
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--parts", nargs="+", default=(), help="some of: file, memory, blocks; audit, report, predict")
+    parser.add_argument("--parts", nargs="+", default=(), help="some of them, by the names in the file of results")
     given = parser.parse_args()
     if given.what == "page":
         write_page(list(json.loads(FILE.read_text()).values()))

@@ -62,13 +62,13 @@ def shuffling_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def sorted_table(records: Sequence[dict[str, Any]]) -> str:
-    ordered = [r for r in records if r["part"] in ("rows rows", "rows blocks", "sorted rows", "sorted blocks")]
-    lines = ["| Rows in the file | Order | Test accuracy by seed |", "|---|---|---|"]
+    ordered = [r for r in records if r["part"].split()[0] in ("random", "sorted")]
+    lines = ["| Rows in the file | Classes | Order | Test accuracy by seed |", "|---|---|---|---|"]
     for part in dict.fromkeys(r["part"] for r in ordered):
-        order, shuffle = part.split()
+        order, classes, shuffle = part.split()
         accuracy = ", ".join(f"{r['test_acc']:.2f}" for r in ordered if r["part"] == part)
-        where = "sorted by label" if order == "sorted" else "random"
-        lines.append(f"| {ordered[0]['rows'] / 1e6:.0f} M, {where} | `--shuffle {shuffle}` | {accuracy} |")
+        where = "sorted by label" if order == "sorted" else "in random order"
+        lines.append(f"| {ordered[0]['rows'] / 1e6:.0f} M, {where} | {classes} | `--shuffle {shuffle}` | {accuracy} |")
     return "\n".join([*lines, "", made(records, {r["part"] for r in ordered})])
 
 
@@ -82,11 +82,12 @@ def images_table(records: Sequence[dict[str, Any]]) -> str:
 def made(records: Sequence[dict[str, Any]], parts: Any) -> str:
     """When and on what some parts were measured, in one sentence."""
     some = [r for r in records if r["part"] in parts]
-    loads = [r["load"] for r in some]
+    loads = sorted({r["load"] for r in some})
+    load = f"{loads[0]} to {loads[-1]}" if len(loads) > 1 else f"{loads[0]}"
     first = some[0]
     return (
         f"Measured {min(r['date'] for r in some)}, {first['machine']}, Python {first['python']}, "
-        f"torch {first['torch']}, numpy {first['numpy']}; other processes ran too (load {min(loads)} to {max(loads)})."
+        f"torch {first['torch']}, numpy {first['numpy']}; other processes ran too (load {load})."
     )
 
 
