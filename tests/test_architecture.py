@@ -5,6 +5,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -209,6 +210,12 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     pages = {path for path in docs.rglob("*.md") if path.name != "notes.md"}  # notes are included in other pages
     assert len(pages) > 100
     assert {str(path.relative_to(docs)) for path in pages - set(listed(nav))} == set(), "add them to mkdocs.yml"
+
+
+def test_the_installation_page_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert [name for name in extras if f"`{name}`" not in page and name != "dev"] == []
 
 
 def test_public_names() -> None:
