@@ -19,10 +19,12 @@ from same_runs import assert_same_runs
 
 import warpi
 from warpi.cli.app import main
+from warpi.errors import UserError
 from warpi.runs import plugins
 from warpi.sweep import on_ray
 from warpi.sweep.inbox import Inbox, changed_files
-from warpi.sweep.plan import read_plan
+from warpi.sweep.place import Place
+from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import RunEvent
 from warpi.utils.leases import Watch, one_writer
 
@@ -109,13 +111,13 @@ def events(out: Path) -> list[list[str]]:
 def test_files_of_an_earlier_attempt_are_ignored(tmp_path: Path) -> None:
     inbox = Inbox(str(tmp_path))
     assert inbox.begin("run") == (1, {})
-    inbox.receive("run", 1, {"results.jsonl": b"one\n", "checkpoint": b"1"}, False)
+    assert inbox.receive("run", 1, {"results.jsonl": b"one\n", "checkpoint": b"1"}, False)
     assert inbox.begin("run") == (2, {"results.jsonl": b"one\n", "checkpoint": b"1"})
-    inbox.receive("run", 1, {"checkpoint": b"late"}, True)
+    assert not inbox.receive("run", 1, {"checkpoint": b"late"}, True)
     assert Watch(tmp_path / "run").is_held(), "another process can take the run"
-    inbox.receive("run", 2, {"checkpoint": b"2"}, True)
+    assert inbox.receive("run", 2, {"checkpoint": b"2"}, True)
     assert not Watch(tmp_path / "run").is_held()
-    inbox.receive("run", 2, {"checkpoint": b"3"}, False)
+    assert not inbox.receive("run", 2, {"checkpoint": b"3"}, False)
     assert (tmp_path / "run" / "checkpoint").read_bytes() == b"2"
     inbox.put({"kind": "done"})
     assert inbox.take() == [{"kind": "done"}]
@@ -145,6 +147,19 @@ def test_clear_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert sweep("--on", "ray") == 2
     error = "warpi: warpi sweep --on ray needs the package 'ray'; install it with: pip install 'warpi[ray]'\n"
     assert capsys.readouterr().err == error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_an_address_without_a_cluster_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        address = f"127.0.0.2:{free.getsockname()[1]}"
+        assert sweep("--on", f"ray:{address}", "--set", "seed=0", "--set", "method=gce") == 2
+    error = (
+        f"warpi: cannot join the Ray cluster '{address}': [Errno 111] Connection refused; this machine must be a node"
+    )
+    assert capsys.readouterr().err.startswith(error)
 
 
 # -- with Ray --------------------------------------------------------------------------------------------------------
@@ -329,10 +344,17 @@ def test_files_go_to_and_return_from_a_machine_that_does_not_see_the_folder(
         assert not (path / "done").exists()
         assert ray.get(train.remote(there, job, "cpu", False)) == ""
         look()
+        with pytest.raises(UserError, match=r"needs 1 CPU cores and 0\.5 GPUs on one machine, but those"):
+            on_ray._prepare(ray, there, job, Place("ray", runs_per_gpu=2))
+        failing = Job("failing", {**job.settings, "method": "ce", "lr": 1e30})
+        assert ray.get(train.remote(there, failing, "cpu", False)) == "", "a failed run is a result"
+        look()
+        assert [event.kind for event in seen if event.run == "failing"] == ["begun", "failed"]
         other = replace(there, identity={**code, "warpi": "0.1"})
         refused = ray.get(train.remote(other, job, "cpu", False))
-    assert seen[-1].kind == "done"
-    begun = [event.epoch for event in seen if event.kind == "begun"]
+    mine = [event for event in seen if event.run == job.name]
+    assert mine[-1].kind == "done"
+    begun = [event.epoch for event in mine if event.kind == "begun"]
     assert begun[0] == 0
     assert begun[1] >= 2, "the second attempt began again"
     assert re.fullmatch(rf"\S+ has warpi {warpi.__version__}, not 0.1 as the machine that started the sweep", refused)

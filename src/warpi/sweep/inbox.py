@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from warpi.utils.files import write_with_folder
-from warpi.utils.leases import Busy, Lease, one_writer
+from warpi.utils.leases import Busy, Watch, one_writer
 
 
 class Inbox:
@@ -19,7 +19,8 @@ class Inbox:
         self.out = Path(out)
         self.events: list[dict[str, Any]] = []
         self.attempts: dict[str, int] = {}
-        self.leases: dict[str, tuple[Lease, ExitStack]] = {}
+        self.watches: dict[str, Watch] = {}
+        self.leases: dict[str, ExitStack] = {}
 
     def put(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -33,23 +34,25 @@ class Inbox:
         if run not in self.leases:
             with ExitStack() as stack:
                 try:
-                    lease = stack.enter_context(one_writer(self.out / run))
+                    stack.enter_context(one_writer(self.out / run, self.watches.setdefault(run, Watch(self.out / run))))
                 except Busy:
                     return None
-                self.leases[run] = lease, stack.pop_all()
+                self.leases[run] = stack.pop_all()
         self.attempts[run] = self.attempts.get(run, 0) + 1
         return self.attempts[run], changed_files(self.out / run, {})
 
-    def receive(self, run: str, attempt: int, files: dict[str, bytes], is_last: bool) -> None:
-        """Write files of a run, in the given order. After the last ones, other processes may have the run."""
-        if attempt == self.attempts[run] and run in self.leases:
-            lease, stack = self.leases[run]
-            for name, content in files.items():
-                lease.check()
-                write_with_folder(self.out / run / name, content)
-            if is_last:
-                del self.leases[run]
-                stack.close()
+    def receive(self, run: str, attempt: int, files: dict[str, bytes], is_last: bool) -> bool:
+        """Write files of a run in the given order, or return False for those of an earlier attempt.
+
+        After the last ones, other processes may have the run.
+        """
+        if attempt != self.attempts[run] or run not in self.leases:
+            return False
+        for name, content in files.items():
+            write_with_folder(self.out / run / name, content)
+        if is_last:
+            self.leases.pop(run).close()
+        return True
 
 
 def changed_files(folder: Path, known: dict[str, int]) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from warpi.sweep.run_states import run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, count_cores, cpu_threads
 from warpi.utils.files import sha256
+from warpi.utils.leases import LeaseLost
 
 _RETRIES = 10  # of a run whose process or machine is lost
 _SHARE = 20  # a machine that does not see the folder sends its checkpoints in at most one part of so many of its time
@@ -46,13 +49,10 @@ class Sweep:
     inbox: Any  # handle of the Inbox
 
 
-def import_ray() -> Any:
-    """The module `ray`, without telemetry. Raises a UserError if it is not installed."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    try:
-        return import_module("ray")
-    except ImportError as e:
-        raise missing_package("ray", "warpi sweep --on ray", "ray") from e
+def check_installed() -> None:
+    """Raise a UserError if Ray is not installed. Does not import it, since Ray then reads its environment variables."""
+    if find_spec("ray") is None:
+        raise missing_package("ray", "warpi sweep --on ray", "ray")
 
 
 @contextmanager
@@ -74,14 +74,24 @@ def cluster(address: str) -> Iterator[Any]:
             options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_temp_dir": temp}
             options |= {"num_cpus": count_cores()}
             advice = "try --on local"
-        ray = import_ray()
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
+        check_installed()
+        ray: Any = import_module("ray")
         try:
+            _check_reachable(address)
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except Exception as e:  # of many kinds
             what = f"join the Ray cluster {address!r}" if address else "start Ray"
             raise UserError(f"cannot {what}: {first_line(e)}; {advice}") from e
         stack.callback(ray.shutdown)
         yield ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an OSError at once if nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def drive(plan: Plan, place: Place, session: str, report: Callable[[RunEvent], None], caught: list[int]) -> None:
@@ -195,7 +205,7 @@ def _data() -> DataCache:
 
 def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
     """Train one run on a machine of the cluster. Events go to the inbox; returns why the run cannot be trained here."""
-    ray = import_ray()
+    ray: Any = import_module("ray")
     where = ray.util.get_node_ip_address()
     with ExitStack() as stack:
         caught = stack.enter_context(catch_signals())
@@ -247,7 +257,8 @@ def _exchange_files(ray: Any, sweep: Sweep, job: Job, folder: Path, caught: list
         began = time.monotonic()
         if event.kind in _LAST or (event.kind == "epoch" and began >= due):
             files = changed_files(folder, known)
-            ray.get(sweep.inbox.receive.remote(job.name, attempt, files, event.kind in _LAST))
+            if not ray.get(sweep.inbox.receive.remote(job.name, attempt, files, event.kind in _LAST)):
+                raise LeaseLost(f"another machine trains {job.name}")
             due = time.monotonic() + _SHARE * (time.monotonic() - began)
 
     return send

@@ -223,14 +223,14 @@ def serve(plan: Plan, resources: Resources, session: str, place: Place) -> int:
 
 def _drive_ray(plan: Plan, place: Place, session: str, caught: list[int], board: Board) -> None:
     """Let a process of its own drive Ray, because Ray prints to the terminal when it loses a machine."""
-    on_ray.import_ray()
+    on_ray.check_installed()
     gpus = [] if place.runs_per_gpu is None else ["--gpus-per-run", str(place.gpus_per_run)]
     command = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *plan.flags]
     command += ["--on", f"ray:{place.address}", *gpus, "--worker", session]
     file = plan.out / ".sweep" / "ray.log"
     with open(file, "w") as log:
         problems = run_processes([command], caught, board.show, log)
-    if problems:
+    if problems and not caught:  # Ray has its own exit code when it is stopped before it has started
         lines = file.read_text(errors="replace").splitlines()
         reasons = [line.removeprefix("warpi: ") for line in lines if line.startswith("warpi: ")]
         raise UserError(reasons[-1] if reasons else f"{problems[0]}; see {file}")
