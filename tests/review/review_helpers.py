@@ -5,8 +5,8 @@ import json
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Columns, NumberColumn, make_features
 from warpi.data.split import Split
 from warpi.review.items import Items, items_from_data
+from warpi.review.people import People
 from warpi.review.server import Server
 from warpi.review.session import ReviewSession
 
@@ -97,10 +98,10 @@ def make_audited_items(
 class Client:
     """Sends requests like a browser, or like an attacker."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, person: str = "") -> None:
         self.server = server
         self.port = server.server_port
-        self.cookie = f"{server.cookie}={server.token}"
+        self.cookie = f"{server.cookie}={server.tokens[person] if person else server.token}"
 
     def ask(
         self, method: str, path: str, body: object = None, **headers: str | None
@@ -131,11 +132,20 @@ class Client:
 
 
 @contextmanager
-def serve(items: Items, folder: Path, port: int = 0) -> Iterator[Client]:
-    with (
-        closing(Store(folder / "decisions.sqlite", items.identity)) as store,
-        Server(ReviewSession(items, store, folder, {"data": "x", "noise": "given", "seed": 0}), port) as server,
-    ):
+def serve(
+    items: Items, folder: Path, port: int = 0, people: Sequence[str] = (), overlap: float = 0.0
+) -> Iterator[Client]:
+    settings = {"data": "x", "noise": "given", "seed": 0}
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(Store(folder / "decisions.sqlite", items.identity)))
+        together = People(people, items, store, overlap) if people else None
+        sessions = {
+            name: ReviewSession(together.items_of(name), own, folder, settings, "none", together, name)
+            for name, own in (together.stores if together else {}).items()
+            if together
+        }
+        session = ReviewSession(items, store, folder, settings, people=together)
+        server = stack.enter_context(Server(session, port, people=sessions))
         connections: list[socket.socket] = []
         accept = server.get_request
 

@@ -457,3 +457,41 @@ def test_hidden_labels_orders_ids_and_evidence(browser: Browser, errors: list[st
         page.locator("#order").select_option("gain")
         expect(page.locator("#stage")).to_have_attribute("data-row", str(items.row[items.orders["gain"][0]]))
         page.context.close()
+
+
+def test_two_people_at_once(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    """Each decides own rows in an own browser; both decide some rows without seeing the decision of the other."""
+    with serve(make_audited_items(20, ("ant", "bee")), tmp_path, people=("anna", "ben"), overlap=0.2) as client:
+        server = client.server
+        anna, ben = (open_page(browser, server.link_with(server.tokens[name]), errors) for name in ("anna", "ben"))
+        lead = open_page(browser, server.link, errors)
+        seen: dict[str, dict[int, str]] = {"anna": {}, "ben": {}}
+        for _ in range(12):  # 20 rows, four of them for both
+            for name, page, key in (("anna", anna, "a"), ("ben", ben, "k")):
+                row = row_shown(page)
+                assert row not in seen[name]
+                page.keyboard.press(key)
+                seen[name][row] = key
+            for name, page in (("anna", anna), ("ben", ben)):
+                expect(page.locator("#count")).to_have_text(re.compile(rf"^{len(seen[name])} of 12 "))
+        assert len(seen["anna"].keys() & seen["ben"].keys()) == 4
+        assert seen["anna"].keys() | seen["ben"].keys() == set(range(20))
+        expect(anna.locator("#person")).to_have_text("anna")
+        expect(anna.locator("#export")).to_be_hidden()
+        expect(lead.locator("#person")).to_be_hidden()
+        for page, width in ((anna, 1440), (ben, 390)):
+            page.set_viewport_size(ViewportSize(width=width, height=844))
+            expect(page.locator("#empty-title")).to_have_text("All done")
+            page.click("#curve")
+            expect(page.locator("#together")).to_contain_text("anna and ben agree on 0 of 4 rows")
+            expect(page.locator("#together")).to_contain_text("4 rows with different labels")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            if folder := os.environ.get("WARPI_SCREENSHOTS"):
+                page.screenshot(path=f"{folder}/people-{width}.png")
+                page.keyboard.press("Escape")
+                page.screenshot(path=f"{folder}/people-done-{width}.png")
+        lead.reload()
+        lead.wait_for_selector("body[data-ready]")
+        expect(lead.locator("#count")).to_have_text(re.compile("^20 of 20 "))
+        for page in (anna, ben, lead):
+            page.context.close()

@@ -219,3 +219,33 @@ def test_extra_cells(tmp_path: Path) -> None:
     assert items_from_data(dataset, dataset.y).describe(0)[0] == Cell("x0", "1")
     (tmp_path / "more.csv").write_text("note,split\nhello,train\n,\nb,\nc,\nleft out,test\n")
     assert read_extra_cells(tmp_path / "more.csv", dataset, "x")[0] == {"note": "hello", "split": "train"}  # type: ignore[index]
+
+
+def test_several_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def decide(server: Server) -> None:
+        """Two people give different labels to the first row that both have, and the review is stopped."""
+        anna, ben = (server.sessions[server.tokens[name]] for name in ("anna", "ben"))
+        row = min({*anna.items.row.tolist()} & {*ben.items.row.tolist()})
+        for session, label in ((anna, "0"), (ben, "1")):
+            choices = [{"row": row, "seen": 0, "action": "change", "label": label}]
+            session.decide({"tab": "t", "step": "s", "choices": choices})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", decide)
+    command = ["review", "--data", "digits", "--out", str(tmp_path), "--no-browser"]
+    assert main([*command, "--people", "anna,ben", "--overlap", "0.5"]) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split("http")[0] for line in output[:3]] == ["", "anna: ", "ben: "]
+    assert len({line.split("token=")[1] for line in output[:3]}) == 3
+    assert output[3].startswith("anna: 1 of ")
+    assert output[5] == "anna and ben agree on 0 of 1 rows (0 %)"
+    assert output[6] == f"{tmp_path}/disputes.csv: 1 row with different labels"
+    assert output[7] == f"next: warpi review --data digits --out {tmp_path} --rows {tmp_path}/disputes.csv"
+    lines = (tmp_path / "disputes.csv").read_text().splitlines()
+    assert lines[0] == "row,given_label,anna,ben"
+    for flags, error in (
+        (["--overlap", "1"], "--overlap is for --people"),
+        (["--tls-key", "k.pem"], "--tls-cert and --tl"),
+    ):
+        assert main([*command, *flags]) == 2
+        assert error in capsys.readouterr().err

@@ -117,6 +117,7 @@ class Store:
         self._in_force: dict[int, Decision] = {}  # the decisions in force, as of the state `_read_at` of the file
         self._read_at: int | None = None
         self._shown: Mapping[int, Decision] | None = None  # a copy of it that nobody changes
+        self._by_prefix: dict[str, tuple[Mapping[int, Decision], dict[int, Decision]]] = {}  # with the copy it is from
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -245,19 +246,41 @@ class Store:
                 self._in_force.pop(row, None)
         return found
 
-    def decide(self, choices: Iterable[Choice], tab: str, step: str) -> Outcome:
+    def decisions_of(self, prefix: str) -> Mapping[int, Decision]:
+        """The last decision about each row by the tabs whose name begins with `prefix`, if it is not undone."""
+        everything = self.current_decisions()
+        with self._lock:
+            known = self._by_prefix.get(prefix)
+            if known is None or known[0] is not everything:
+                query = (
+                    f"SELECT {_COLUMNS.format('valid')} FROM valid WHERE id IN "
+                    "(SELECT max(id) FROM valid WHERE substr(tab, 1, ?) = ? GROUP BY row)"
+                )
+                entries = self._db.execute(query, (len(prefix), prefix)).fetchall()
+                known = (everything, {entry[1]: Decision(*entry) for entry in entries})
+                self._by_prefix[prefix] = known
+            return known[1]
+
+    def tabs(self) -> list[str]:
+        """The names of all tabs that have decided something."""
+        with self._lock:
+            return [tab for (tab,) in self._db.execute("SELECT DISTINCT tab FROM log").fetchall()]
+
+    def decide(self, choices: Iterable[Choice], tab: str, step: str, prefix: str = "") -> Outcome:
         """Store decisions. If someone else has decided a row that the person saw as open, the first decision stays.
 
-        A step that is sent again because its answer was lost is stored only once.
+        A step that is sent again because its answer was lost is stored only once. With a `prefix`, only decisions of
+        tabs whose name begins with it count as decided: each person of a review by several has one.
         """
         asked = list(choices)
-        return self._commit(lambda: self._decide(asked, tab, step))
+        return self._commit(lambda: self._decide(asked, tab, step, prefix))
 
-    def _decide(self, choices: list[Choice], tab: str, step: str) -> Outcome:
+    def _decide(self, choices: list[Choice], tab: str, step: str, prefix: str) -> Outcome:
         self._read_again_if_changed()
+        known = self.decisions_of(prefix) if prefix else self._in_force
         if stored := self._rows_of_step(tab, step):
-            return Outcome({row: self._in_force.get(row) for row in stored}, {})
-        before = {choice.row: self._in_force.get(choice.row) for choice in choices}
+            return Outcome({row: known.get(row) for row in stored}, {})
+        before = {choice.row: known.get(choice.row) for choice in choices}
         seen = {row: decision.id if decision else 0 for row, decision in before.items()}
         free = {choice.row: choice for choice in choices if seen[choice.row] == choice.seen}
         now = _now()

@@ -22,6 +22,7 @@ from warpi.utils.terminal import say
 if TYPE_CHECKING:
     from warpi.audit.decisions import Store
     from warpi.review.open import OpenedRun
+    from warpi.review.people import People
     from warpi.review.session import ReviewSession
 
 
@@ -73,6 +74,10 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
     parser.add("--host ADDRESS", "listen on this address, unencrypted, for other machines (default: 127.0.0.1)")
+    parser.add("--tls-cert FILE", "certificate (PEM), to encrypt the connections", Path)
+    parser.add("--tls-key FILE", "its private key (PEM)", Path)
+    parser.add("--people NAME,NAME,...", "review by several people: each has an own link and own rows")
+    parser.add("--overlap X", "with --people: share of the rows that two people decide (default: 0.1)", float)
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
     add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
@@ -174,18 +179,34 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
 
 def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
+    from warpi.review.people import People
     from warpi.review.server import LOCAL, Server
+    from warpi.review.session import ReviewSession
 
     host = given["host"] or LOCAL
-    if host not in (LOCAL, "localhost"):
+    tls = _read_tls(given)
+    if host not in (LOCAL, "localhost") and tls is None:
         say(
             f"warpi: warning: --host {host} lets other machines connect, and nothing is encrypted: everybody who can "
-            "read the traffic can see the data and change decisions; an SSH tunnel to 127.0.0.1 is safer",
+            "read the traffic can see the data and change decisions; give --tls-cert and --tls-key, or use an SSH "
+            "tunnel to 127.0.0.1",
             error=True,
         )
-    with Server(session, given["port"], host) as server:
+    people, sessions = None, {}
+    if given["people"]:
+        overlap = 0.1 if given["overlap"] is None else given["overlap"]
+        people = People(read_names(given["people"]), session.items, _store_of(session), overlap)
+        session.people = people
+        for name, store in people.stores.items():
+            own = (people.items_of(name), store, session.folder, session.settings, session.blind)
+            sessions[name] = ReviewSession(*own, people, name)
+    elif given["overlap"] is not None:
+        raise UserError("warpi review: --overlap is for --people")
+    with Server(session, given["port"], host, sessions, tls) as server:
         say(server.link, flush=True)
-        say("warpi: open this link on this machine; Ctrl-C stops; every decision is stored at once", error=True)
+        for name, token in server.tokens.items():
+            say(f"{name}: {server.link_with(token)}", flush=True)
+        say(f"warpi: {_how_to_open(bool(people))}; Ctrl-C stops; every decision is stored at once", error=True)
         # Without a display, a text browser would take over the terminal.
         has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
         if has_display and not given["no_browser"]:
@@ -194,3 +215,35 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             say(f"warpi: decisions are in {session.store.path}; run the same command to continue", error=True)
+    if people is not None:
+        _print_people(people, session.folder, given)
+
+
+def _how_to_open(people: bool) -> str:
+    if people:
+        return "the first link shows all rows; send every other link to its person only"
+    return "open this link on this machine"
+
+
+def _read_tls(given: Mapping[str, Any]) -> tuple[Path, Path] | None:
+    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        raise UserError("warpi review: give both --tls-cert and --tls-key")
+    return None if given["tls_cert"] is None else (given["tls_cert"], given["tls_key"])
+
+
+def _store_of(session: "ReviewSession") -> "Store":
+    from warpi.audit.decisions import Store
+
+    assert isinstance(session.store, Store)
+    return session.store
+
+
+def _print_people(people: "People", folder: Path, given: Mapping[str, Any]) -> None:
+    for line in people.describe():
+        say(line)
+    file = people.write_disputes(folder)
+    if file is not None:
+        n = len(people.disputes())
+        parts = [str(given["run"])] if given["run"] else ["--data", given["data"], "--out", str(folder)]
+        say(f"{file}: {n} row{'s' * (n > 1)} with different labels")
+        say(f"next: {shlex.join(['warpi', 'review', *parts, '--rows', str(file)])}")

@@ -9,12 +9,15 @@ import json
 import secrets
 import socket
 import sqlite3
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -48,14 +51,29 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, review: ReviewSession, port: int = 0, host: str = LOCAL) -> None:
+    def __init__(
+        self,
+        review: ReviewSession,
+        port: int = 0,
+        host: str = LOCAL,
+        people: Mapping[str, ReviewSession] | None = None,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
+        """`people` have a session and a key each. `tls` are the files of a certificate and its key, for https."""
         self.review = review
-        self.token = secrets.token_urlsafe(32)
+        self.sessions = {secrets.token_urlsafe(32): review}
+        self.token = next(iter(self.sessions))
+        self.tokens = {name: secrets.token_urlsafe(32) for name in people or {}}
+        self.sessions |= {self.tokens[name]: session for name, session in (people or {}).items()}
+        self.scheme = "https" if tls else "http"
+        context = _read_certificate(*tls) if tls else None
         try:
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as e:
             where = f"port {port}" if host == LOCAL else f"{host}, port {port}"
             raise UserError(f"cannot listen on {where}: {e}; choose another --port, or 0 for a free one") from e
+        if context is not None:  # the handshake waits for the thread of the connection
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.host = socket.gethostname() if host in ("0.0.0.0", "") else host  # as the link names it
         self.hosts = {f"{name}:{self.server_port}" for name in (LOCAL, "localhost", self.host)}
         self.free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
@@ -63,7 +81,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def link(self) -> str:
-        return f"http://{self.host}:{self.server_port}/?token={self.token}"
+        return self.link_with(self.token)
+
+    def link_with(self, token: str) -> str:
+        return f"{self.scheme}://{self.host}:{self.server_port}/?token={token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection in a new thread; close it if there are too many."""
@@ -71,6 +92,11 @@ class Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing about clients that break off, or that do not speak TLS with a server that does."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -172,13 +198,16 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused("unknown host name", HTTPStatus.MISDIRECTED_REQUEST)
         origin = headers.get("Origin")
         site = headers.get("Sec-Fetch-Site", "none")
-        own_origins = {f"http://{host}" for host in server.hosts}
+        own_origins = {f"{server.scheme}://{host}" for host in server.hosts}
         if (origin is not None and origin not in own_origins) or (origin is None and self.command != "GET"):
             raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
         if path != "/" and site not in ("same-origin", "none"):
             raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
         token = query.get("token", "") if path == "/" and self.command == "GET" else ""
-        if not any(hmac.compare_digest(key.encode(), server.token.encode()) for key in (token, self._key())):
+        self.token = next(
+            (known for key in (token, self._key()) for known in server.sessions if _is_same(key, known)), ""
+        )
+        if not self.token:
             raise RequestRefused("open the link that warpi review printed when it started", HTTPStatus.FORBIDDEN)
 
     def _key(self) -> str:
@@ -187,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
     def _get(self, path: str, query: Mapping[str, str]) -> None:
-        review = self.server.review
+        review = self.server.sessions[self.token]
         items = review.items
         match path.strip("/").split("/"):
             case _ if path in _ASSETS:
@@ -205,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "near", row]:
                 self._json(review.near(_id(row), query))
             case ["api", "corrected.csv"]:
+                review.check_sees_all()
                 content = corrected_csv(items, review.store.current_decisions()).encode(errors="surrogateescape")
                 extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}
                 self._send(HTTPStatus.OK, "text/csv; charset=utf-8", content, extra)
@@ -216,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
 
     def _post(self, path: str, query: Mapping[str, str]) -> None:  # noqa: ARG002
-        review = self.server.review
+        review = self.server.sessions[self.token]
         verbs = {
             "/api/decide": review.decide,
             "/api/accept": review.accept,
@@ -246,7 +276,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _asset(self, path: str) -> None:
         name, kind = _ASSETS[path]
         content = (resources.files("warpi.review") / "assets" / name).read_bytes()
-        key = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        secure = "; Secure" if self.server.scheme == "https" else ""
+        key = f"{self.server.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
         self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", content, {"Set-Cookie": key} if path == "/" else {})
 
     def _picture(self, picture: tuple[str, bytes] | None) -> None:
@@ -267,6 +298,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing, so that the link stays visible in the terminal."""
+
+
+def _is_same(key: str, known: str) -> bool:
+    """Compare keys in a time that does not depend on where they differ."""
+    return hmac.compare_digest(key.encode(), known.encode())
+
+
+def _read_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot use the certificate {certificate} with the key {key}: {e}; give PEM files") from e
+    return context
 
 
 def _id(text: str) -> int:

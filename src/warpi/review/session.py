@@ -13,6 +13,7 @@ from warpi.audit.decisions import ACTIONS, AUTOMATIC, Choice, Decision, Store
 from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
 from warpi.review.export import fit_command, write_all
 from warpi.review.items import Cell, Items
+from warpi.review.people import People, PersonStore
 from warpi.review.progress import audit_concerns, measure_progress
 from warpi.review.show_input import shorten_number
 
@@ -38,9 +39,18 @@ class ReviewSession:
     """Answers requests of the page. All state is in the store, so all tabs see the same."""
 
     def __init__(
-        self, items: Items, store: Store, folder: Path, settings: Mapping[str, Any], blind: str | None = None
+        self,
+        items: Items,
+        store: Store | PersonStore,
+        folder: Path,
+        settings: Mapping[str, Any],
+        blind: str | None = None,
+        people: People | None = None,
+        person: str = "",
     ) -> None:
         self.items = items
+        self.people = people  # of a review by several people
+        self.person = person  # whose session this is; "": all rows
         self.store = store
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
@@ -63,6 +73,8 @@ class ReviewSession:
             "has_posterior": items.audit is not None,
             "concerns": [] if items.audit is None else [c._asdict() for c in audit_concerns(items.audit)],
             "is_new": self.store.is_empty(),
+            "person": self.person,
+            "people": self.people is not None,
             "counts": self.counts(),
         }
 
@@ -218,8 +230,9 @@ class ReviewSession:
     def progress(self) -> Json:
         """How many labels are right after each decision, and whether to go on."""
         audit = self.items.audit
-        if audit is None:
-            return {"points": [], "hint": ""}
+        together = {} if self.people is None else {"together": self.people.progress()}
+        if audit is None or self.person:
+            return {"points": [], "hint": "", **together}
         made = measure_progress(audit, self.store.current_decisions(), self.store.random_rows())
         run = audit.facts.get("run")
         points = [[m, _number(float(made.by_people[m])), _number(float(made.with_audit[m]))] for m in made.points()]
@@ -229,6 +242,7 @@ class ReviewSession:
             "n_random": made.n_random,
             "can_stop": made.can_stop,
             "hint": made.hint(None if run is None else str(run)),
+            **together,
         }
 
     def suggested(self, i: int) -> str | None:
@@ -300,6 +314,7 @@ class ReviewSession:
 
     def export(self, request: Json) -> Json:  # noqa: ARG002
         """Write corrected labels and a trusted set into the folder of the review."""
+        self.check_sees_all()
         folder, trusted = write_all(self.items, self.store.current_decisions(), self.folder)
         corrected = {"corrected": str(folder / "corrected.csv")}
         if trusted is None:
@@ -307,6 +322,11 @@ class ReviewSession:
             return {"size": 0, **corrected, "command": command}
         command = fit_command(self.items, self.settings, trusted.path, folder / "corrected.json")
         return {**trusted._asdict(), "path": str(trusted.path), **corrected, "command": command}
+
+    def check_sees_all(self) -> None:
+        """Refuse a request of one of several people for the decisions of all."""
+        if self.person:
+            raise RequestRefused("the person who started the review can export", HTTPStatus.FORBIDDEN)
 
     def place(self, row: int) -> int:
         """The place of a row in the order of review."""

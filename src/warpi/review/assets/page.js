@@ -602,9 +602,16 @@ async function showAccepted(answer) {
 
 // ---- the curve of right labels ----------------------------------------------------------------------------------------
 function openCurve() {
-  if (!session.has_posterior) return;
+  if (!session.has_posterior && !session.people) return;
   return enqueue(async () => {
     const progress = await request("/api/progress");
+    $("together").replaceChildren(...(progress.together ? describeTogether(progress.together) : []));
+    if (!progress.points.length) {
+      $("curve-title").textContent = "Progress";
+      $("curve-text").replaceChildren();
+      $("curve-dialog").showModal();
+      return;
+    }
     const [m, people, audit] = progress.points.at(-1);
     const text = (share) => `${(100 * share).toFixed(1)}${NBSP}%`;
     const parts = m < 2 ? [make("p", { className: "muted", textContent: "The curve appears after a few decisions." })] : [drawCurve(progress.points)];
@@ -615,6 +622,16 @@ function openCurve() {
     $("curve-text").replaceChildren(...parts);
     $("curve-dialog").showModal();
   });
+}
+
+// Who has decided how many rows, and how often two people agree.
+function describeTogether({ people, pairs, disputes }) {
+  const head = make("tr", {}, make("th", { textContent: "Person", scope: "col" }), make("th", { textContent: "Decided", scope: "col", className: "number" }), make("th", { textContent: "Rows", scope: "col", className: "number" }));
+  const body = people.map((each) => make("tr", {}, make("td", { textContent: each.name === session.person ? `${each.name} (you)` : each.name }), make("td", { textContent: each.done, className: "number" }), make("td", { textContent: each.of, className: "number" })));
+  const lines = pairs.map((pair) => make("p", { textContent: `${pair.first} and ${pair.second} agree on ${pair.same} of ${pair.n} rows.` }));
+  if (!lines.length) lines.push(make("p", { className: "muted", textContent: "No row was decided by two people yet." }));
+  if (disputes) lines.push(make("p", { textContent: `${rowsOf(disputes)} with different labels. The person who started the review settles them.` }));
+  return [make("table", { className: "people" }, make("thead", {}, head), make("tbody", {}, ...body)), ...lines];
 }
 
 function svg(tag, attributes, text = "") {
@@ -701,7 +718,7 @@ function onKey(event) {
   const many = view === "many";
   const keys = {
     k: () => act("keep"), a: () => !$("accept").disabled && act("accept"), u: () => act("unsure"), s: () => act("skip"), z: undo, c: openPicker,
-    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: exportAll, "?": () => $("keys").showModal(), v: reveal, b: openBulk, p: openCurve,
+    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: () => !session.person && exportAll(), "?": () => $("keys").showModal(), v: reveal, b: () => !session.person && openBulk(), p: openCurve,
     arrowleft: () => (many ? moveFocus(-1) : enqueue(showPrevious)), arrowright: () => (many ? moveFocus(1) : enqueue(() => current < items.length && showNext())),
     ...(many && { arrowup: () => moveFocus(-columns()), arrowdown: () => moveFocus(columns()), x: selectAll, n: () => !allFetched && nextPage(),
       " ": () => { const i = [...$("tiles").children].indexOf(document.activeElement); if (i >= 0) choose(i, event.shiftKey); else return false; } }),
@@ -719,8 +736,11 @@ async function start() {
   $("name").title = session.folder;
   for (const id of ["given", "suggested"]) $(id).append(...session.classes.map((c) => make("option", { value: c, textContent: c })));
   document.body.classList.toggle("plain", !session.audited);
-  $("bulk").hidden = !session.audited;
-  $("curve").hidden = !session.has_posterior;
+  $("bulk").hidden = !session.audited || Boolean(session.person);
+  $("curve").hidden = !session.has_posterior && !session.people;
+  $("person").hidden = !session.person;
+  $("person").textContent = session.person;
+  $("export").hidden = $("empty-export").hidden = Boolean(session.person);
   if (session.listed) $("scope").firstElementChild.textContent = "rows of the list";
   $("order").append(...session.orders.map((name) => make("option", { value: name, textContent: ORDERS[name] })));
   filters.order = session.orders[0];
