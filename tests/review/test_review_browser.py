@@ -365,7 +365,7 @@ def test_accepting_a_pair_of_classes_undo_progress_and_export(
             expect(page.locator("#count")).to_contain_text(f"{n} of ")
         page.keyboard.press("p")
         expect(page.locator("#curve-text svg polyline")).to_have_count(2)
-        expect(page.locator("#curve-text")).to_contain_text("3 decisions about 40 rows")
+        expect(page.locator("#curve-text")).to_contain_text("3 rows of 40 decided")
         expect(page.locator("#curve-text")).to_contain_text("20 more decisions about rows drawn at random")
         page.keyboard.press("Escape")
         page.keyboard.press("e")
