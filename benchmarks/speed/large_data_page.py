@@ -36,7 +36,24 @@ def memory_table(records: Sequence[dict[str, Any]]) -> str:
         speed = f"{r['rows'] / r['epoch_cpu_s'] / 1e6:.2f} M" if "epoch_cpu_s" in r else ""
         values = (f"{r['rows'] / 1e6:.0f} M", NAMES[r["part"]], r["peak_gib"], r["anonymous_gib"], speed, r["cpu_s"])
         lines.append("| " + " | ".join(map(str, values)) + " |")
-    return "\n".join([*lines, "", made(records, NAMES)])
+    return "\n".join([*lines, "", growth(records), "", made(records, NAMES)])
+
+
+def growth(records: Sequence[dict[str, Any]]) -> str:
+    """How an epoch and the memory grow when the rows become four times as many."""
+    by = {(r["part"], r["rows"] // 10**6): r for r in records}
+    sentences = []
+    for few, many in ((1, 4), (4, 16)):
+        grown = [
+            f"{by[part, many][key] / by[part, few][key]:.1f}"
+            for key in ("epoch_cpu_s", "anonymous_gib")
+            for part in ("file", "blocks")
+        ]
+        sentences.append(
+            f"From {few} M to {many} M rows an epoch takes {grown[0]} (rows) and {grown[1]} times (blocks) the CPU time, "
+            f"and the memory grows by factors of {grown[2]} and {grown[3]}."
+        )
+    return " ".join(sentences)
 
 
 def shuffling_table(records: Sequence[dict[str, Any]]) -> str:
