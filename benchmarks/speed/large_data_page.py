@@ -50,8 +50,8 @@ def growth(records: Sequence[dict[str, Any]]) -> str:
             for part in ("file", "blocks")
         ]
         sentences.append(
-            f"From {few} M to {many} M rows an epoch takes {grown[0]} (rows) and {grown[1]} times (blocks) the CPU time, "
-            f"and the memory grows by factors of {grown[2]} and {grown[3]}."
+            f"From {few} M to {many} M rows an epoch takes {grown[0]} (rows) and {grown[1]} times (blocks) the CPU "
+            f"time, and the memory grows by factors of {grown[2]} and {grown[3]}."
         )
     return " ".join(sentences)
 
