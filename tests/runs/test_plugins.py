@@ -274,7 +274,7 @@ def test_workers_of_a_sweep_get_the_flag(plugin: str, monkeypatch: pytest.Monkey
         raise Started(argv)
 
     Path("cmp.toml").write_text(RECIPE.format(epochs=1))
-    monkeypatch.setattr("warpi.sweep.runner.subprocess.Popen", popen)
+    monkeypatch.setattr("warpi.sweep.processes.subprocess.Popen", popen)
     command = ["--use", plugin, "sweep", "cmp.toml", "--device", "cpu"]
     with pytest.raises(Started) as caught:
         main([*command, "--jobs", "2"])

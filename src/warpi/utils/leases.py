@@ -1,4 +1,4 @@
-"""Leases: only one process at a time writes to a folder, also if several machines share it. No file locks are needed.
+"""Leases: only one process at a time writes to a folder, even if several machines share it. No file locks are needed.
 
 The lease in force is the file `.lease-N` with the largest number N. Its owner rewrites it from time to time. A process
 that has seen the same content for as long as the owner states, by its own clock, takes over: it creates `.lease-N+1`,
@@ -131,7 +131,7 @@ class Watch:
         self._unchanged = 0.0
 
     def is_held(self) -> bool:
-        """Whether another process holds the lease. A process that renews it no more counts until its time is over."""
+        """Whether another process holds the lease. A process that no longer renews it counts until its time is over."""
         number = _newest(self.folder)
         if number == 0:
             self._seen = (0, b"")
@@ -247,7 +247,7 @@ def _newest(folder: Path) -> int:
 
 
 def _read(file: Path) -> bytes:
-    """The content of a lease; empty if it is gone. Opening it anew makes network file systems ask the server."""
+    """The content of a lease; empty if it is gone. Opening it again makes network file systems ask the server."""
     try:
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a named pipe must not block
         with open(descriptor, "rb") as content:
