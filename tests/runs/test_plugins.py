@@ -205,7 +205,7 @@ def test_several_files_each_executed_once(plugin: str, tmp_path: Path) -> None:
 
 def test_ranks_get_the_flag(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(distributed, "launch", lambda n, argv, out: started.append((n, argv, out)) or 0)
+    monkeypatch.setattr(distributed, "launch", lambda n, argv, out, *_: started.append((n, argv, out)) or 0)
     argv = ["fit", "--method", "mine", "--device", "cpu", "--devices", "2", "--out", "r"]
     with pytest.raises(SystemExit):
         main(["--use", plugin, *argv])
