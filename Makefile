@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/uv pip install --quiet --compile-bytecode -c constraints.txt \
 	--only-binary :all: --no-binary warpi
 
-.PHONY: audit dist docs fuzz slurm demo test test-all coverage browser check setup format lint results clean
+.PHONY: test-tools audit dist docs fuzz slurm demo test test-all coverage browser check setup format lint results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,13 @@ test: $(VENV)/.dev browser
 # Also the slow tests: more kills, more browser passes, longer sweeps.
 test-all: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# Label Studio's SDK pins older versions of other packages, so its test has an environment of its own.
+test-tools: $(VENV)/.dev
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/tools
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/build/tools" $(BIN)/uv pip install --quiet -c constraints.txt \
+	  -e '.[tables]' "label-studio-sdk>=2.1" pytest pytest-timeout pytest-xdist hypothesis
+	build/tools/bin/python -m pytest -n 0 tests/audit/test_label_studio.py
 
 # The test suite with branch coverage.
 coverage: $(VENV)/.dev browser
