@@ -27,14 +27,23 @@ def write_page(records: Sequence[dict[str, Any]]) -> None:
 
 def memory_table(records: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| Rows | Command | Peak GiB | Anonymous GiB | Rows per CPU second of an epoch | CPU seconds in all |",
-        "|---|---|---|---|---|---|",
+        "| Rows | Command | Peak GiB | Anonymous GiB | Epoch, rows per CPU second | Epoch, seconds elapsed | CPU seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(
         (r for r in records if r["part"] in NAMES), key=lambda r: (r["rows"], list(NAMES).index(r["part"]))
     ):
         speed = f"{r['rows'] / r['epoch_cpu_s'] / 1e6:.2f} M" if "epoch_cpu_s" in r else ""
-        values = (f"{r['rows'] / 1e6:.0f} M", NAMES[r["part"]], r["peak_gib"], r["anonymous_gib"], speed, r["cpu_s"])
+        epoch = f"{r['epoch_s']:.1f}" if "epoch_s" in r else ""
+        values = (
+            f"{r['rows'] / 1e6:.0f} M",
+            NAMES[r["part"]],
+            r["peak_gib"],
+            r["anonymous_gib"],
+            speed,
+            epoch,
+            r["cpu_s"],
+        )
         lines.append("| " + " | ".join(map(str, values)) + " |")
     return "\n".join([*lines, "", growth(records), "", made(records, NAMES)])
 
