@@ -27,7 +27,7 @@ def write_page(records: Sequence[dict[str, Any]]) -> None:
 
 def memory_table(records: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| Rows | Command | Peak GiB | Anonymous GiB | Epoch, rows per CPU second | Epoch, seconds elapsed | CPU seconds |",
+        "| Rows | Command | Peak GiB | Anonymous GiB | Rows per CPU second | Epoch, elapsed s | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(
