@@ -5,6 +5,7 @@ Most tests fork the ranks. One starts them with `warpi fit --devices 2`, as a us
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -70,6 +71,23 @@ class Plain(nn.Module):
         return z
 
 
+class InTwoParts(nn.Module):
+    """A network with penultimate features, which some methods need."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.Tanh())
+        self.fc = nn.Linear(8, n_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        h: Tensor = self.body(x)
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.fc(self.features(x))
+        return z
+
+
 class Normed(Plain):
     """A network with BatchNorm over images and over features."""
 
@@ -104,12 +122,13 @@ class NormedInHalves(Normed):
 
 
 def images(n: int = 72) -> Dataset:
-    """Three classes of noise images, in float64."""
+    """Three classes of noise images, of the default type."""
     rng = torch.Generator().manual_seed(5)
-    x = torch.randint(256, (n, 3, 6, 6), generator=rng).double()
+    kind = torch.get_default_dtype()
+    x = torch.randint(256, (n, 3, 6, 6), generator=rng).to(kind)
     y = torch.arange(n) % 3
     x[torch.arange(n), y] /= 2
-    scale = Scale(torch.tensor(127.0).double(), torch.tensor(64.0).double())
+    scale = Scale(torch.tensor(127.0).to(kind), torch.tensor(64.0).to(kind))
     return Dataset("images", TensorExamples(x, scale, Crop(6, pad=2)), y, ("red", "green", "blue"), clean=y)
 
 
@@ -157,6 +176,11 @@ CASES: dict[str, tuple[str, type[nn.Module], type[nn.Module], dict[str, Any]]] =
 }
 
 
+# Methods that compute something else from the share of a rank than from the whole batch (docs/parallel.md).
+BY_SHARE = ("cal", "dmi", "dmi_ns", "emlc", "lccn", "masking", "mentornet_dd", "mlc", "mlnt", "warpi_plus")
+OTHERS = [name for name in METHODS if name not in ("auto", "wann")]  # these do not train in steps of batches
+
+
 @contextlib.contextmanager
 def doubles() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
@@ -171,6 +195,12 @@ def do_train(out: str, names: list[str]) -> None:
         for name in names:
             method, net, _, recipe = CASES[name]
             save_file(trained(method, net, **recipe), f"{out}/{name}.{distributed.rank()}")
+
+
+def do_train_all(out: str) -> None:
+    with distributed.process_group(torch.device("cpu")):
+        for name in OTHERS:
+            save_file(trained(name, InTwoParts, epochs=4), f"{out}/{name}.{distributed.rank()}")
 
 
 def do_normalize() -> None:
@@ -447,6 +477,23 @@ def test_four_ranks(server: Server, tmp_path: Path) -> None:
         method, net, _, recipe = CASES[name]
         with doubles():
             assert_same(load_file(tmp_path / f"{name}.3"), trained(method, net, **recipe))
+
+
+@pytest.mark.slow
+def test_every_method_with_two_ranks(server: Server, tmp_path: Path) -> None:
+    """docs/parallel.md lists those that do not train as one process does. All ranks always have the same state."""
+    server.run(2, "do_train_all", out=str(tmp_path))
+    differ = []
+    for name in OTHERS:
+        got, other = (load_file(tmp_path / f"{name}.{r}") for r in (0, 1))
+        assert all(torch.equal(got[key].nan_to_num(), other[key].nan_to_num()) for key in got), name
+        wanted = trained(name, InTwoParts, epochs=4)
+        weights = [key for key in wanted if key.startswith("net")]
+        if any((got[key] - wanted[key]).abs().max() > 1e-6 for key in weights):
+            differ.append(name)
+    assert tuple(sorted(differ)) == BY_SHARE
+    page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
+    assert all(f"`{name}`" in page for name in BY_SHARE)
 
 
 def test_memories_of_examples_are_the_same_on_all_ranks(by_two: Path) -> None:

@@ -128,6 +128,5 @@ def squared_error(z: Tensor, q: Tensor) -> Tensor:
 
 def prior_penalty(z: Tensor) -> Tensor:
     """KL(uniform || mean_i p_i) over a batch: penalizes predicting one class for all examples.  z [B, K] -> []"""
-    mean = distributed.total(z.softmax(dim=-1).mean(0)) / distributed.n_ranks()  # [K] over the batch of all ranks
-    mean = mean.clamp_min(1e-8)
+    mean = distributed.mean(z.softmax(dim=-1).mean(0)).clamp_min(1e-8)  # [K]
     return -mean.log().mean() - math.log(len(mean))

@@ -9,6 +9,7 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.losses import entropy, one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, add_trusted, descend
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 _TINY = 1e-4  # smallest probability
@@ -101,7 +102,7 @@ class SOPPlus(SOP):
         z, z_strong = self.net(torch.cat(views)).chunk(2)
         q = absorb(z, y, u, v)
         away = soft_cross_entropy(z_strong, z.detach().softmax(1)) - entropy(z.detach())  # KL(p || p')
-        uneven = -q.mean(0).clamp_min(_TINY).log().mean()
+        uneven = -distributed.mean(q.mean(0)).clamp_min(_TINY).log().mean()
         loss = given_loss(q, y).mean() + noise_error(z, y, v).mean()
         return self.learn(batch, loss + self.consistency * away.mean() + self.balance * uneven, len(y), u, v)
 

@@ -16,6 +16,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import feature_size, last_layer, predict_rows
 from warpi.training.recipe import adam
 from warpi.training.warmup import capped_warmup
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 
@@ -156,8 +157,8 @@ class WarPIPlus(Method):
         with torch.no_grad():
             q = self.correct(batch)
             confidence, guess = q.max(1)
-            self.confidence.lerp_(confidence.mean(), 1 - self.follow)
-            self.class_confidence.lerp_(q.mean(0), 1 - self.follow)
+            self.confidence.lerp_(distributed.mean(confidence.mean()), 1 - self.follow)
+            self.class_confidence.lerp_(distributed.mean(q.mean(0)), 1 - self.follow)
             threshold = self.confidence * self.class_confidence / self.class_confidence.max()  # [K]
             selected = self.selected[batch.rows]  # [B]
             weak = torch.where(selected[:, None] > 0, y, q)
@@ -172,7 +173,7 @@ class WarPIPlus(Method):
         h = infer(teacher, batch.x, features=self.rectifier)  # [B, D] for the rectifier, else the logits
         p = (last_layer(teacher, h) if self.rectifier else h).softmax(1)
         self.memory[batch.rows] = self.beta * self.memory[batch.rows] + (1 - self.beta) * p
-        self.mean_p.lerp_(p.mean(0), 1 - self.follow)
+        self.mean_p.lerp_(distributed.mean(p.mean(0)), 1 - self.follow)
         p = sharpen(p * (self.prior / self.mean_p) ** self.align, self.temperature)
         q = p * self.transition.T[batch.y] + 1e-8
         if self.rectifier:
@@ -204,7 +205,7 @@ class WarPIPlus(Method):
         z_mixed, z_strong = self.net(torch.cat([x_mixed, x_strong])).chunk(2)
         of_mixed = soft_cross_entropy(z_mixed, mixed).mean()
         of_strong = (used * soft_cross_entropy(z_strong, strong)).mean()
-        mean = z_mixed.softmax(1).mean(0).clamp_min(1e-8)  # [K]
+        mean = distributed.mean(z_mixed.softmax(1).mean(0)).clamp_min(1e-8)  # [K]
         away = (self.prior * (self.prior / mean).log()).sum()
         loss = of_mixed + of_strong + self.balance * away
         return {"loss": descend(loss, self.optimizer)}

@@ -180,6 +180,11 @@ def total(x: Tensor) -> Tensor:
     return x if n_ranks() == 1 else cast("Tensor", _Total.apply(x))  # type: ignore[no-untyped-call]
 
 
+def mean(x: Tensor) -> Tensor:
+    """The mean over the ranks, with its derivatives: of means over shares, that over the whole batch."""
+    return total(x) / n_ranks()
+
+
 def min_over_ranks(n: int) -> int:
     """The minimum of n over the ranks."""
     return -agree(None, -n)[0]
