@@ -94,10 +94,7 @@ def test_installation_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert run_blocks(ROOT / "docs" / "install.md", {}, monkeypatch, tmp_path)["sh"] == 2
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page if page.stem in ("pytorch", "table") else pytest.param(page, marks=pytest.mark.slow) for page in TUTORIALS],
-)
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tutorials check their own results with `assert`."""
     counts = run_blocks(page, {}, monkeypatch, tmp_path)

@@ -34,7 +34,9 @@ FIT_NOISE = 0.5  # standard deviation of the noise on the logits, relative to th
 
 @dataclass
 class WarPI(Method):
-    """Warped probabilistic inference: multiply the logits by a random vector proposed by a meta-network.
+    """Warped probabilistic inference: a second network learns how far each given label can be trusted.
+
+    The logits are multiplied by a random vector that this meta-network proposes, before the loss is computed.
 
     F(x; theta) is the classifier. The meta-network V(z, y; phi) reads the logits z and the given label y of an example
     and returns the mean and variance of a rectifying vector v with one coordinate per class. One step updates phi,
