@@ -279,8 +279,19 @@ def measure(run: Run) -> dict[str, float]:
         true = dict(zip(run.task.train.rows.tolist(), truth.clean.tolist(), strict=True))
         wrong = torch.tensor([true[row] != given for row, given in zip(found.row, found.given, strict=True)])
         scores["audit_auroc"] = auroc(torch.as_tensor(found.wrong_probability), wrong)
+        scores |= cleanlab_aurocs(torch.as_tensor(found.probabilities), torch.as_tensor(found.given), wrong)
+        rate = found.facts["noise_rate"]
+        scores |= {f"audit_noise_{name}": rate[name] for name in ("rate", "low", "high") if rate[name] is not None}
         scores["audit_seconds"] = time.monotonic() - began
     return scores
+
+
+def cleanlab_aurocs(p: Tensor, given: Tensor, wrong: Tensor) -> dict[str, float]:
+    """Self-confidence and normalized margin of cleanlab, on the probabilities [N, K] of the audit."""
+    own = p.gather(1, given[:, None])  # [N, 1]
+    other = p.scatter(1, given[:, None], -1.0).amax(1, keepdim=True)
+    scores = {"self_confidence": own, "margin": own - other}
+    return {f"audit_{name}_auroc": auroc(-score[:, 0], wrong) for name, score in scores.items()}
 
 
 def auroc(score: Tensor, positive: Tensor) -> float:

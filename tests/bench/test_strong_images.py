@@ -139,3 +139,13 @@ def test_leaderboard_page(tmp_path: Path) -> None:
     assert rows[0] == "| `sop_plus` | 95.00 (2) / 95.70 | 90.00 (2) | 65.00 (2) / 63.88 | 1.3 | 1 | 2, 2 |"
     assert rows[1] == "| `ce` | 90.00 (2) | 91.00 (2) | 60.00 (2) | 1.7 | 1 | 2, 2 |"
     assert rows[2] == "| `warpi`* | 92.00 (2) | 92.00 (2) | – | – | 1 | 2, 2 |"
+
+
+def test_scores_of_cleanlab_on_the_probabilities_of_an_audit() -> None:
+    rank = pytest.importorskip("cleanlab.rank")
+    p = torch.distributions.Dirichlet(torch.ones(4)).sample((200,)).double()
+    given, wrong = torch.arange(200) % 4, torch.arange(200) % 3 == 0
+    found = strong_images.cleanlab_aurocs(p, given, wrong)
+    for name, method in (("self_confidence", "self_confidence"), ("margin", "normalized_margin")):
+        quality = torch.from_numpy(rank.get_label_quality_scores(given.numpy(), p.numpy(), method=method))
+        assert found[f"audit_{name}_auroc"] == pytest.approx(strong_images.auroc(-quality, wrong))
