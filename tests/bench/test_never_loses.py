@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.never_loses import plan, tables
 from benchmarks.never_loses.noise import draw_trusted, instance_noise, make_problem, pair_noise, symmetric_noise
-from benchmarks.never_loses.rows import append_row, job_of, read_rows
+from benchmarks.never_loses.rows import append_row, job_of, read_any, read_rows
 from benchmarks.never_loses.summary import cell_results, losses_to_trusted_alone, summarize
 from benchmarks.pages import never_loses as page
 
@@ -124,6 +124,9 @@ def test_page_lists_every_cell_and_loss(tmp_path):
     target = row(0, 97.5, 0.0, 0.0, study="targets") | {"accuracy": {}}
     page.keep([*ROWS, target], tmp_path / "kept.json")
     about, rows = page.read_kept(tmp_path / "kept.json")
+    assert {job_of(row): row["accuracy"] for row in read_any(tmp_path / "kept.json")} == {
+        job_of(row): row["accuracy"] or dict.fromkeys(plan.BASELINES) for row in [*ROWS, target]
+    }  # the baselines of an earlier run
     assert {json.dumps(r["auto"]) for r in rows} == {json.dumps(r["auto"]) for r in [*ROWS, target]}
     text = page.page(about, rows)
     assert "| wine `pair:0.4` | 15 | 89.0 | 92.0 (forest, trusted rows) | 3.0 | 2.0 |" in text
