@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from warpi.audit.result import AUDIT_FILE, read_audit
 from warpi.cli.app import main
@@ -36,3 +37,15 @@ def test_an_audit_without_one_of_its_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / AUDIT_FILE, about=json.dumps({"format": "warpi-audit/1", "classes": [], "error_rates": []}))
     with pytest.raises(UserError, match="recreate it with"):
         read_audit(tmp_path)
+
+
+def test_features_whose_list_has_no_columns(tmp_path: Path) -> None:
+    for i in range(6):
+        (tmp_path / "images" / "pq"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (40 * i, 0, 0)).save(tmp_path / "images" / "pq"[i % 2] / f"{i}.png")
+    assert main(["embed", str(tmp_path / "images"), "--with", "pixels:2", "--out", str(tmp_path / "f")]) == 0
+    manifest = json.loads((tmp_path / "f" / "features.json").read_text())
+    del manifest["columns"]
+    (tmp_path / "f" / "features.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="columns"):
+        read_dataset(str(tmp_path / "f"))

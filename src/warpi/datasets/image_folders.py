@@ -19,7 +19,7 @@ from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_co
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
-from warpi.utils.limits import limit, refuse
+from warpi.utils.limits import check_regular, limit, refuse
 from warpi.utils.links import check_links
 
 logger = logging.getLogger("warpi.datasets")
@@ -172,6 +172,7 @@ def _find_images(path: Path, name: str, unread: Counter[str], allowed: Sequence[
 
 def is_manifest(path: Path) -> bool:
     """Whether the file is a csv or tsv whose first line names a column `path`: a list of images, not a table."""
+    check_regular(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.errors import UserError
-from warpi.utils.limits import limit, refuse
+from warpi.utils.limits import check_regular, limit, refuse
 from warpi.utils.settings import join_names
 
 logger = logging.getLogger("warpi.datasets")
@@ -35,6 +35,8 @@ def warn_once(message: str) -> None:
 @contextmanager
 def reading(what: object) -> Iterator[None]:
     """Context manager: turn I/O and decoding errors for a user's file into a `UserError`."""
+    if isinstance(what, Path):
+        check_regular(what)
     try:
         yield
     except OSError as e:

@@ -15,6 +15,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Embedded
 from warpi.data.split import Split
 from warpi.utils.files import file_size, sha256
+from warpi.utils.limits import check_regular
 
 _LINKED_LEVELS = 2  # levels of folders that may be links: `train`, and the folders of classes in it
 
@@ -52,6 +53,7 @@ def file_sha256(file: str | None) -> str | None:
     """The hash of a file with labels, a matrix or weights; None if `file` is None."""
     if not file:
         return None
+    check_regular(file)
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

@@ -37,6 +37,7 @@ from warpi.training.engine import Record
 from warpi.utils import distributed
 from warpi.utils.files import append_line, read_json, write_atomically, write_json
 from warpi.utils.leases import Lease, one_writer
+from warpi.utils.limits import check_regular
 from warpi.utils.tracking import FILE as TRACKING
 
 ADVICE = "choose another folder"
@@ -109,6 +110,7 @@ class RunFolder:
         return [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
 
     def _read_lines(self, advice: str) -> list[bytes]:
+        check_regular(self.results)
         try:
             return self.results.read_bytes().splitlines(keepends=True) if self.results.exists() else []
         except OSError as e:

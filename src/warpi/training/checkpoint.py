@@ -20,6 +20,7 @@ from warpi.errors import MALFORMED_ERRORS, UserError, blame_file
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils.files import write_atomically
+from warpi.utils.limits import check_regular
 
 FORMAT = "warpi-checkpoint/1"
 log = logging.getLogger("warpi.training")
@@ -91,6 +92,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read the state from a file with that format. Error messages end with the advice."""
     what = form.partition("/")[0].removeprefix("warpi-")
+    check_regular(path)
     try:
         with safetensors.safe_open(path, "pt") as f:
             header = f.metadata() or {}

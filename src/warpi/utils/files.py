@@ -15,7 +15,7 @@ from typing import Any
 
 from warpi.errors import UserError
 from warpi.utils.leases import held_lease, part_name
-from warpi.utils.limits import check_json_size
+from warpi.utils.limits import check_json_size, check_regular
 
 _CSV_ROWS = 20_000  # that are converted at once
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
@@ -115,6 +115,7 @@ def write_json(path: Path, value: object) -> None:
 
 def read_json(file: Path, advice: str) -> Any:
     """The content of a JSON file. Raises FileNotFoundError if it is missing; other errors end with the advice."""
+    check_regular(file)
     try:
         check_json_size(file, os.path.getsize(file))
         return json.loads(file.read_bytes())

@@ -5,6 +5,7 @@ a billion times. Readers call these checks before they allocate memory.
 """
 
 import os
+import stat
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -55,11 +56,25 @@ def check_json_size(file: Path, size: int) -> None:
         raise refuse(file, f"has {size:,} bytes", "JSON")
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise if a path is a named pipe, a socket or a device, which could be read forever.
+
+    If it does not exist or is a folder, its reader says so.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{os.fspath(path)} is a pipe or a device, not a file; copy its content into a file")
+
+
 def check_array_file(path: Path) -> None:
     """Raise if a .npy or .npz file, or a zip file of tensors, claims more than its size allows.
 
     Files that cannot be parsed pass: their reader explains what is wrong.
     """
+    check_regular(path)
     with path.open("rb") as file:
         if file.read(2) != b"PK":
             file.seek(0)

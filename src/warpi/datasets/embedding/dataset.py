@@ -143,20 +143,21 @@ def _read_vectors(folder: FeatureFolder) -> _Vectors:
             x = torch.from_numpy(np.concatenate([shard["vector"] for shard in shards]))
         rows = np.concatenate([shard["row"] for shard in shards])
         hashes = np.concatenate([shard["sha256"] for shard in shards])
-    return _Vectors(listed, {**manifest["embedder"], **manifest["columns"]}, rows, x, hashes)
+        return _Vectors(listed, {**manifest["embedder"], **manifest["columns"]}, rows, x, hashes)
 
 
 def _open_joined(folder: FeatureFolder, shards: list[Records], manifest: Mapping[str, Any]) -> RawRows:
     """The vectors of all shards in one file, which is written when they are read for the first time."""
     path = folder.path / f"vectors-{sha256(*(shard['sha256'] for shard in manifest['shards']))[:16]}.npy"
+    shape = (sum(map(len, shards)), manifest["dimensions"])
     if not path.is_file():
-        shape = (sum(map(len, shards)), manifest["dimensions"])
         header = io.BytesIO()
         npy.write_array_header_1_0(header, {"descr": "<f2", "fortran_order": False, "shape": shape})
         parts = (np.ascontiguousarray(shard["vector"], "<f2").tobytes() for shard in shards)
         write_atomically(path, chain([header.getvalue()], parts))
     raw = RawRows.open(path)
-    assert raw is not None
+    if raw is None or tuple(raw.x.shape) != shape:
+        raise UserError(f"{path} is damaged; delete it, and it is written again")
     return raw
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError, blame_file
 from warpi.utils.files import read_json, sha256, write_atomically, write_json
-from warpi.utils.limits import check_array_file
+from warpi.utils.limits import check_array_file, check_regular
 
 FORMAT = "warpi-features-1"
 MANIFEST = "features.json"
@@ -68,6 +68,7 @@ class FeatureFolder:
     def read_rows(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """The content of `rows.json`, which must be the one that the manifest describes."""
         file = self.path / ROWS
+        check_regular(file)
         try:
             content = file.read_bytes()
         except OSError as e:
@@ -106,6 +107,7 @@ class FeatureFolder:
         file = self._file(k, complete)
         if not file.exists():
             return None
+        check_regular(file)
         try:
             check_array_file(file)
             records: Records = np.load(file, mmap_mode="r", allow_pickle=False)

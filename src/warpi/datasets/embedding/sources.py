@@ -67,6 +67,8 @@ class Source:
         """The bytes of an image file, or of a text as UTF-8. Raises OSError if a file cannot be read."""
         if self.kind == "texts":
             return self.inputs[row].encode(errors="surrogateescape")
+        if not os.path.isfile(self.path(row)):
+            raise FileNotFoundError(f"no file {self.path(row)}")
         with open(self.path(row), "rb") as file:
             return file.read()
 
