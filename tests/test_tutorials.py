@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from warpi.audit.decisions import Choice
 from warpi.cli import review
 from warpi.cli.app import main
-from warpi.review.session import ReviewSession
+from warpi.review.page_requests import ReviewSession
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))

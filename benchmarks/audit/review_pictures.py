@@ -25,8 +25,8 @@ from warpi import fit, load_dataset
 from warpi.audit import audit
 from warpi.audit.decisions import Store
 from warpi.review.items import Items, items_from_run
+from warpi.review.page_requests import ReviewSession
 from warpi.review.server import Server
-from warpi.review.session import ReviewSession
 from warpi.utils.files import write_atomically
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]

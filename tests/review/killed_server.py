@@ -10,8 +10,8 @@ from pathlib import Path
 from review_helpers import make_audited_items
 
 from warpi.audit.decisions import Store
+from warpi.review.page_requests import ReviewSession
 from warpi.review.server import Server
-from warpi.review.session import ReviewSession
 
 
 def main(folder: Path, rows: int) -> None:

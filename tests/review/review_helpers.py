@@ -21,9 +21,9 @@ from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Columns, NumberColumn, make_features
 from warpi.data.split import Split
 from warpi.review.items import Items, items_from_data
+from warpi.review.page_requests import ReviewSession
 from warpi.review.people import People
 from warpi.review.server import Server
-from warpi.review.session import ReviewSession
 
 NAMES = ("<b>bold</b>", "a & b", '"quote"\'')
 

@@ -15,9 +15,9 @@ from review_helpers import Client, make_audited_items, make_choice, serve
 
 from warpi.audit.decisions import Store
 from warpi.errors import UserError
+from warpi.review.page_requests import ReviewSession
 from warpi.review.people import People, hand_out
 from warpi.review.server import Server
-from warpi.review.session import ReviewSession
 
 PEOPLE = ("anna", "ben", "carl")
 

@@ -423,7 +423,7 @@ def test_rows_equal_to_trusted_ones_by_coincidence_are_kept() -> None:
 @pytest.mark.parametrize(("limit", "words"), [(None, "all 40 rows of made are trusted"), (20, "20 of 40 rows of made")])
 def test_only_trusted_rows_raise(limit: int | None, words: str) -> None:
     trusted = torch.ones(40, dtype=torch.bool)
-    with pytest.raises(UserError, match=f"{words}.* none is left to train on as noisy; trust only rows that somebody"):
+    with pytest.raises(UserError, match=f"{words}.* none is left to train on; trust only rows that somebody"):
         make_task(made([20, 20], trusted=trusted), test=0.9, val=0.0, limit=limit)
 
 

@@ -959,7 +959,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         with pytest.raises(
-            UserError, match="--devices 2 needs 2 GPUs, but 1 can be used; lower it, or add --device cpu"
+            UserError, match="--devices 2 needs 2 GPUs, but 1 can be used; lower --devices, or add --device cpu"
         ):
             distributed.check_devices(2, cuda)
     with pytest.raises(UserError, match="give --device cuda, not cuda:1"):
@@ -969,7 +969,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_ranks_with_different_settings_raise(server: Server, tmp_path: Path) -> None:
     ranks = server.start(2, "do_fit_with_other_seeds", out=str(tmp_path / "run"))
     assert ranks.codes() == [99, 99]
-    assert "on rank 1 is not that of rank 0; all processes need the same data, settings" in ranks.log()
+    assert "on rank 1 differs from that on rank 0; all processes need the same data, settings" in ranks.log()
 
 
 def test_an_existing_process_group_is_used_and_kept(server: Server, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CREATE VIEW IF NOT EXISTS standing AS SELECT * FROM valid WHERE id IN (SELECT ma
 
 
 _SCHEMAS = ("2e3edebf34bf2533", "90a61b7e7d68a472")
-"""Hashes of this schema and of an older one with other comments. A view or trigger of another could compute forever."""
+"""Hashes of this schema and of an older one with other comments. Others are refused: their views may never end."""
 _ODD_ENTRIES = """SELECT count(*) FROM log WHERE
     typeof(row) != 'integer' OR row NOT BETWEEN 0 AND :rows - 1
     OR action NOT IN ('keep', 'change', 'skip', 'unsure', 'undo')
@@ -58,7 +58,7 @@ _COLUMNS = """id, row, action, label, tab, time,
 
 
 class Decision(NamedTuple):
-    """A decision about a row that is in force."""
+    """A decision in force about a row."""
 
     id: int  # in the log
     row: int
@@ -93,8 +93,8 @@ class Outcome(NamedTuple):
     refused: dict[int, Decision | None]
 
 
-class _Step:
-    """A change that waits until it is on disk, with its result or error."""
+class _PendingChange:
+    """A change of the file that a thread waits for, and then its result or error."""
 
     def __init__(self, change: Callable[[], Any]) -> None:
         self.change = change
@@ -113,11 +113,13 @@ class Store:
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self.path = path
         self._lock = threading.RLock()
-        self._waiting: deque[_Step] = deque()
+        self._waiting: deque[_PendingChange] = deque()
         self._in_force: dict[int, Decision] = {}  # the decisions in force, as of the state `_read_at` of the file
         self._read_at: int | None = None
-        self._shown: Mapping[int, Decision] | None = None  # a copy of it that nobody changes
-        self._by_prefix: dict[str, tuple[Mapping[int, Decision], dict[int, Decision]]] = {}  # with the copy it is from
+        self._shown: Mapping[int, Decision] | None = None  # a copy of `_in_force` that is never changed
+        self._by_prefix: dict[
+            str, tuple[Mapping[int, Decision], dict[int, Decision]]
+        ] = {}  # with the copy it was made from
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -161,41 +163,41 @@ class Store:
 
         The first thread that gets the lock commits for all threads that wait for it.
         """
-        step = _Step(change)
-        self._waiting.append(step)
+        pending = _PendingChange(change)
+        self._waiting.append(pending)
         with self._lock:
-            if not step.is_done:
+            if not pending.is_done:
                 self._commit_waiting()
-        if step.error is not None:
-            raise step.error
-        result: T = step.result
+        if pending.error is not None:
+            raise pending.error
+        result: T = pending.result
         return result
 
     def _commit_waiting(self) -> None:
-        steps = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        changes = [self._waiting.popleft() for _ in range(len(self._waiting))]
         try:
-            self._run_together(steps)
-        except Exception:  # one of them fails, or their sum is too large for the disk
-            for step in steps:
+            self._run_together(changes)
+        except Exception:  # one of them fails, or all of them together are too large for the disk
+            for pending in changes:
                 try:
-                    self._run_together([step])
+                    self._run_together([pending])
                 except Exception as error:
-                    step.error = error
+                    pending.error = error
         finally:
-            for step in steps:
-                step.is_done = True
+            for pending in changes:
+                pending.is_done = True
 
-    def _run_together(self, steps: list[_Step]) -> None:
+    def _run_together(self, changes: list[_PendingChange]) -> None:
         """Run changes in one transaction. If one fails, none takes effect."""
         try:
             with self._writing():
-                for step in steps:
-                    step.result = step.change()
+                for pending in changes:
+                    pending.result = pending.change()
         except BaseException:
             self._read_at = None  # the decisions in memory may contain some that were not stored
             raise
-        for step in steps:
-            step.error = None
+        for pending in changes:
+            pending.error = None
 
     def remember_random(self, weights: Mapping[int, float]) -> None:
         """Add rows that were drawn at random, in the order of their list, and how many rows each stands for."""
@@ -269,8 +271,8 @@ class Store:
     def decide(self, choices: Iterable[Choice], tab: str, step: str, prefix: str = "") -> Outcome:
         """Store decisions. If someone else has decided a row that the person saw as open, the first decision stays.
 
-        A step that is sent again because its answer was lost is stored only once. With a `prefix`, only decisions of
-        tabs whose name begins with it count as decided: each person of a review by several has one.
+        A step that is sent again because its answer was lost is stored only once. If several people review the same
+        rows, each has a `prefix`; a row is open to a person until a tab whose name begins with it has decided the row.
         """
         asked = list(choices)
         return self._commit(lambda: self._decide(asked, tab, step, prefix))

@@ -1,4 +1,4 @@
-"""Noise rates with intervals that do not rely on a model: predictions for all rows, corrected by random checks.
+"""Noise rates: a model's predictions for all rows, corrected by random checks. The intervals do not rely on the model.
 
     rate = mean of w over all rows  +  mean over random checks of ([true != given] - w)
 
@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
 
 MIN_CHECKS = 20
-_LEAST_SPREAD = 0.10  # least standard deviation of the classes' corrections
+_LEAST_SPREAD = 0.10  # smallest standard deviation assumed between the corrections of the classes
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Checks:
     random: NDArray[np.bool_]  # [m] whether the row was drawn at random
     checked_certain: NDArray[np.bool_]  # [m] whether the row is one of the certain ones
     weight: Floats  # [m]
-    outside: NDArray[np.bool_] | None = None  # [m] whether a check is about another row than the N; None: none is
+    outside: NDArray[np.bool_] | None = None  # [m] whether the checked row is not one of the N; None: all are
 
-    def unchecked(self, used: NDArray[np.bool_], n_rows: int) -> float:
-        """Factor of the variance of a mean over the checks `used`.
+    def variance_factor(self, used: NDArray[np.bool_], n_rows: int) -> float:
+        """Factor by which the variance of a mean over the checks `used` is multiplied.
 
-        It is below 1 if these are part of the n rows whose rate is estimated, and above 1 if they are other rows, since
-        then both are samples.
+        It is below 1 if the checked rows are among the `n_rows` rows whose rate is estimated: only the unchecked ones
+        are uncertain. It is above 1 if they are other rows, because then both sets are samples.
         """
         n_outside = 0 if self.outside is None else int((used & self.outside).sum())
         return max(0.0, 1 + (2 * n_outside - int(used.sum())) / n_rows) if n_rows else 0.0
@@ -78,7 +78,9 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     d = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
     estimate = (known + n_rest * (mean + float((weight * d).mean()))) / N
-    variance = _variance(checks.is_wrong[used], d, weight) / n * checks.unchecked(used, n_rest) * (n_rest / N) ** 2
+    variance = (
+        _variance(checks.is_wrong[used], d, weight) / n * checks.variance_factor(used, n_rest) * (n_rest / N) ** 2
+    )
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
 
@@ -114,8 +116,8 @@ def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> 
             rates.append(Rate(0, 0.0, None, None, 0))
             continue
         estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
-        unchecked = checks.unchecked(used & (checks.checked_given == k), int(n_rest[k]))
-        low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * unchecked, n, level)
+        factor = checks.variance_factor(used & (checks.checked_given == k), int(n_rest[k]))
+        low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * factor, n, level)
         rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
     return rates
 
@@ -128,7 +130,7 @@ def _model_rate(checks: Checks, k: int, n: int) -> Rate:
 def _shrink(mean: Floats, variance: Floats, observed: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Shrink the means of groups toward their common mean. Returns the shrunk means and their variances.
 
-    The variance between groups is DerSimonian and Laird's estimate, with a lower limit: alone it is often zero.
+    The variance between groups is DerSimonian and Laird's estimate. It has a lower limit, because it is often zero.
     """
     w = np.where(observed, 1 / np.maximum(variance, 1e-12), 0.0)
     center = float((w * mean).sum() / w.sum())
@@ -151,7 +153,7 @@ def _binomial_variance(is_wrong: NDArray[np.bool_], weight: Floats) -> float:
 
 
 def _variance(is_wrong: NDArray[np.bool_], d: Floats, weight: Floats) -> float:
-    """n times the variance of the weighted mean of n residuals d, with two pseudo-rows that no model predicts."""
+    """n times the variance of the weighted mean of n residuals d, with two pseudo-rows from `_binomial_variance`."""
     n = len(d)
     spread = float((weight**2 * (d - (weight * d).mean()) ** 2).sum()) / (n - 1)
     return (n * spread + 2 * _binomial_variance(is_wrong, weight)) / (n + 2)
@@ -160,8 +162,8 @@ def _variance(is_wrong: NDArray[np.bool_], d: Floats, weight: Floats) -> float:
 def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[float, float]:
     """Wilson's interval for the sample size at which a proportion has this variance.
 
-    For an estimate that is closer to 0 or 1 than its standard deviation, this size can be near 0, and the interval
-    would say nothing. Then it is that of a proportion one standard deviation away, but at most n.
+    If the estimate is closer to 0 or 1 than one standard deviation, this size can be near 0, and the interval would be
+    too wide to be of use. Then the size of a proportion one standard deviation away from 0 or 1 is used, at most n.
     """
     clipped = min(max(estimate, 0.001), 0.999)
     variance = max(variance, 1e-12)

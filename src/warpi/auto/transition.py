@@ -10,8 +10,9 @@ from warpi.auto.rows import Floats, Ints, one_hot
 def transition_prior(p_noisy_label: Floats, truth: Ints, given_trusted: Ints | None, n_classes: int) -> Floats:
     """Pseudo-counts [K, K] of T.
 
-    A row k is 1/K + the diagonal + half the trusted rows of class k, spread as a model of the *given* labels predicts
-    them on those rows. Trusted rows whose given label is known are counted as they are.
+    Row k begins with 1/K in each cell and 1 more on the diagonal. A trusted row of true class k whose given label is
+    known adds 1 to the cell of that label. One whose given label is not known adds 1/2, divided among the cells as
+    `p_noisy_label` says: what a model of the given labels predicts for it. `truth` are the trusted rows' true classes.
     """
     prior = np.full((n_classes, n_classes), 1 / n_classes) + np.eye(n_classes)
     known = np.zeros(len(truth), dtype=bool) if given_trusted is None else given_trusted >= 0

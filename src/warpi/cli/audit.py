@@ -38,12 +38,14 @@ def audit(argv: list[str]) -> None:
     parser.add("--hf FOLDER", "write the data and the audit as a data set of Hugging Face, for load_from_disk", Path)
     parser.add(
         "--folds K",
-        "train the run K more times, each without some rows, and judge those rows; 0: judge by the run itself "
-        "(default: by auto, fitted several times; for networks for images as with 0)",
+        "train the run K more times, each time without some rows, and judge these rows; 0: the run itself judges all "
+        "rows (default: 0 for networks of images; otherwise `auto` judges, whatever the method of the run)",
         int,
     )
     parser.add(
-        "--rows train|all", "all: also audit held-out rows (default: all, or train if the test labels are right)"
+        "--rows train|all",
+        "train: training rows only; all: held-out rows too (default: all, or train if the test labels are known to be "
+        "right)",
     )
     parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
     parser.add(

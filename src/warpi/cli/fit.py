@@ -36,8 +36,8 @@ data:
   --labels FILE         replace the labels by those in a .json file written by `warpi review`
 
 training:
-  --method NAME         name from `warpi list methods` (default: auto; a network for images on a GPU)
-  --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: it compares)
+  --method NAME         name from `warpi list methods` (default: auto; for images on a GPU, a network)
+  --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: it compares all)
   --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)
@@ -50,7 +50,7 @@ run folder:
 
 benchmarks with known labels:
   --noise KIND:RATE     label noise to add, from `warpi list noises`
-  --meta N              number of trusted examples to hold out
+  --meta N              number of rows to hold out as trusted examples
 
 `warpi fit --help-all` shows all flags; with `--method NAME` also the settings of that method.
 """
@@ -305,7 +305,7 @@ def _make_parser(method: str) -> Parser:
     parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
     parser.start_group("run")
     parser.add("--out DIR", "run folder to write", Path, required=True)
-    parser.add("--method NAME", "name from `warpi list methods` (default: auto, or a network for images on a GPU)")
+    parser.add("--method NAME", "name from `warpi list methods` (default: auto; for images on a GPU, a network)")
     parser.add(f"--recipe {'|'.join(RECIPES)}", "set many of the training flags at once", default=argparse.SUPPRESS)
     parser.add("--resume", "continue the interrupted run in DIR")
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")

@@ -30,7 +30,7 @@ def add_probability_flags(parser: Parser) -> None:
     parser.add("--label COLUMN", "column of --data with the labels (default: label)")
     parser.add("--labels FILE", "the given labels, one per row: .npy, or a table with the column label", Path)
     parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
-    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: sorted names)")
+    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
     parser.add("--out DIR", "write audit.csv and audit.json into this folder", Path)
 
 
@@ -97,7 +97,7 @@ def annotators(argv: list[str]) -> None:
     parser.add("--columns A,B,...", "columns of the annotators (default: label_... and annotator...)")
     parser.add("--probabilities FILE", "probabilities of a classifier for the rows, to combine with the labels", Path)
     parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
-    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: sorted names)")
+    parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
     parser.add_output("--json", "write the quality of the annotators as JSON")
     parser.add("--quiet", "print only errors")
     given = parser.read(argv)

@@ -22,8 +22,8 @@ from warpi.utils.terminal import say
 if TYPE_CHECKING:
     from warpi.audit.decisions import Store
     from warpi.review.open import OpenedRun
+    from warpi.review.page_requests import ReviewSession
     from warpi.review.people import People
-    from warpi.review.session import ReviewSession
 
 
 def review(argv: list[str]) -> None:
@@ -31,7 +31,7 @@ def review(argv: list[str]) -> None:
     run = given["run"]
     from warpi.audit.decisions import Store
     from warpi.review.open import open_data, open_run, read_row_list
-    from warpi.review.session import ReviewSession
+    from warpi.review.page_requests import ReviewSession
     from warpi.runs.spec import DataSpec
 
     rows = read_row_list(given["rows"])
@@ -179,9 +179,9 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
 
 def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
+    from warpi.review.page_requests import ReviewSession
     from warpi.review.people import People
     from warpi.review.server import LOCAL, Server
-    from warpi.review.session import ReviewSession
 
     host = given["host"] or LOCAL
     tls = _read_tls(given)

@@ -27,7 +27,7 @@ from warpi.errors import UserError, first_line, unknown
 from warpi.estimator import inputs
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
-from warpi.estimator.pseudo_trusted import WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
+from warpi.estimator.pseudo_trusted import METHOD_WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.estimator.stored import read_classifier, trusted_score, write_classifier
 from warpi.functional.transition import from_given
 from warpi.methods.registry import explain_unknown_setting
@@ -343,7 +343,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             warnings.warn(_NO_TRUSTED[base.needs_meta].format(self.method_), NoTrustedExamples, stacklevel=3)
         if base.needs_meta and task.meta is None:
             shared = {name: value for name, value in settings.items() if name in _RECIPE}
-            task = hold_out_pseudo_trusted(task, lambda part: learn(WITHOUT_TRUSTED, part, shared)[0], seed)
+            task = hold_out_pseudo_trusted(task, lambda part: learn(METHOD_WITHOUT_TRUSTED, part, shared)[0], seed)
         learner, self.history_ = learn(method, task, settings)
         self.shape_ = task.shape
         return learner

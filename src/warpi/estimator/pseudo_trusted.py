@@ -1,4 +1,4 @@
-"""Replace missing trusted examples by rows whose labels agree with networks that were not trained on them."""
+"""If there are no trusted examples, use rows instead whose labels agree with networks that were not trained on them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +10,13 @@ from warpi.training.method import Method
 from warpi.training.task import Task
 from warpi.utils.seeding import generator
 
-WITHOUT_TRUSTED = "dmi_ns"  # the method of "auto" without trusted examples, and of the networks here: docs/estimator.md
+METHOD_WITHOUT_TRUSTED = "dmi_ns"  # trains the networks that choose rows: docs/estimator.md
 FOLDS = 4
 MAX_PER_CLASS = 10  # examples chosen per class; at most a quarter of the class
 
 
 class NoTrustedExamples(UserWarning):
-    """There are no trusted examples, so the classifier is trained in another way."""
+    """There are no trusted examples, so the classifier is trained without them."""
 
 
 def hold_out_pseudo_trusted(task: Task, learn: Callable[[Task], Method], seed: int) -> Task:
@@ -44,5 +44,5 @@ def hold_out_pseudo_trusted(task: Task, learn: Callable[[Task], Method], seed: i
         rows = (y == c).nonzero()[:, 0]
         count = max(1, min(MAX_PER_CLASS, len(rows) // 4))
         chosen[rows[confidence[rows].argsort(descending=True)[:count]]] = True
-    alone = torch.bincount(y, minlength=task.n_classes)[y] == 1  # the only row of a class is used for both
-    return replace(task, train=train.subset(~chosen | alone), meta=train.subset(chosen))
+    only_one = torch.bincount(y, minlength=task.n_classes)[y] == 1  # the only row of its class: trusted and trained on
+    return replace(task, train=train.subset(~chosen | only_one), meta=train.subset(chosen))

@@ -88,7 +88,7 @@ def _given(matrix: tuple[float, ...] | str, classes: Sequence[str]) -> Tensor:
         return read_matrix(matrix, classes).float()
     K = len(classes)
     if len(matrix) != K * K:
-        raise UserError(f"matrix has {len(matrix)} numbers, but {K} classes need {K * K}: T row by row")
+        raise UserError(f"matrix has {len(matrix)} numbers, but {K} classes need {K * K}, which are T row by row")
     T = torch.tensor(matrix).reshape(K, K)
     if not torch.allclose(normalize_rows(T), T, atol=1e-4):
         raise UserError("each row of matrix must be a distribution: numbers of at least 0 that sum to 1")

@@ -15,13 +15,13 @@ from warpi.training.warmup import warmup_epochs
 from warpi.utils.settings import setting
 
 
-def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, among: Tensor) -> Tensor:
-    """p(y_i = c | labels of the neighbors) in a Markov random field.  h [n, D], y [n], among [n] -> [n, K]
+def label_posterior(h: Tensor, y: Tensor, n_classes: int, k: int, gamma: float, voters: Tensor) -> Tensor:
+    """p(y_i = c | labels of the neighbors) in a Markov random field.  h [n, D], y [n], voters [n] -> [n, K]
 
     p(c) ~ exp(sum_j K_ij [y_j = c]) over the k nearest j with K_ij = exp(-gamma |h_i - h_j|^2), |h_i| = 1.
-    Only points in `among` vote.
+    Only points i with voters[i] vote.
     """
-    cosine, j = nearest(h, k, among)
+    cosine, j = nearest(h, k, voters)
     kernel = (-2 * gamma * (1 - cosine)).exp().masked_fill(cosine.isneginf(), 0)  # padding: does not vote
     votes = h.new_zeros(len(h), n_classes).scatter_add_(1, y[j], kernel)
     return votes.softmax(dim=1)
@@ -55,15 +55,15 @@ class NoiseRank(Method):
         self.kept = torch.ones(len(self.task.train), device=self.task.device)  # [N] 0 or 1
 
     def before_epoch(self, t: int) -> None:
-        first = warmup_epochs(self.warm_up, self.recipe.epochs)  # never on an untrained network
+        first = warmup_epochs(self.warm_up, self.recipe.epochs)  # never rank with an untrained network
         if t in {first + i * (self.recipe.epochs - first) // self.rounds for i in range(self.rounds)}:
             self.rank()
 
     def rank(self) -> None:
         rows, h = predict_rows(self.net, self.task.train, lambda x: penultimate(self.net, x))
         y = self.task.train.y[rows]
-        among = self.kept[rows] > 0
-        p = label_posterior(h, y, self.task.n_classes, self.k, self.gamma, among)
+        voters = self.kept[rows] > 0
+        p = label_posterior(h, y, self.task.n_classes, self.k, self.gamma, voters)
         wrong = 1 - p.gather(1, y[:, None])[:, 0]  # s
         self.kept[rows] = (wrong <= self.cut).to(self.kept.dtype)
 

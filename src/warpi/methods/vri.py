@@ -19,7 +19,7 @@ from warpi.utils.settings import setting
 
 
 class Rectifier(nn.Module):
-    """Map features and labels to Gaussians over the rectifying vector; without labels, to the prior."""
+    """Map features and labels to Gaussians over the rectifying vector v. Without labels, the Gaussian is the prior."""
 
     def __init__(self, size: int, n_classes: int, embedding: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Rectifier(nn.Module):
 
 @dataclass
 class VRI(Method):
-    """Like WarPI, but from features, and with a learned prior that keeps the distribution of v from collapsing.
+    """Like WarPI, but V reads features, not logits, and a learned prior keeps the distribution of v from collapsing.
 
         q(v | x, y) = N(V(h(x), y; phi)),   p(v | x) = N(V(h(x), 0; phi)),   h(x) = penultimate features, detached
         L(theta; phi) = 1/(L B) sum_i sum_j CE(v_ij * F(x_i; theta), y_i),   v_ij ~ q(v | x_i, y_i), squashed

@@ -31,7 +31,9 @@ def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     paths: list[Path] = []
     for block, members in group_by(groups, lambda g: g.block).items():
         name = file_stem("curves", *block)
-        while out / f"{name}.png" in paths:  # the names of two blocks may differ in special characters only
+        while (
+            out / f"{name}.png" in paths
+        ):  # the names of two blocks may differ only in special characters, which a file name lacks
             name += "-other"
         with figure_style():
             paths += save(_draw(sorted(members, key=_last_accuracy, reverse=True), styles), out / name)
@@ -110,7 +112,7 @@ def plot_curve(
 
 
 def lowest(curves: Sequence[Curve]) -> float:
-    """The lowest point after the first tenth of the epochs, in which the curves rise steeply."""
+    """The lowest point of the curves. The first tenth of the epochs, a steep rise, is left out."""
     known = [curve for curve in curves if curve.epochs]
     start = max(e for curve in known for e in curve.epochs) // 10
     points = [(e, m - s, curve.epochs[-1]) for curve in known for e, m, s in zip(*curve, strict=True)]
@@ -118,7 +120,7 @@ def lowest(curves: Sequence[Curve]) -> float:
 
 
 def _last_accuracy(g: Experiment) -> float:
-    """Sorts the legend in the order of the right ends of the lines."""
+    """Accuracy at the last epoch. Sorted by it, the legend has the order of the right ends of the lines."""
     return (average_curve(g.counted, "test_acc").mean or [float("-inf")])[-1]
 
 

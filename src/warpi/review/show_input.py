@@ -82,7 +82,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def shorten_number(text: str) -> str:
-    """A number with four significant digits; large numbers as integers. Integers and other texts stay as they are."""
+    """A number with four significant digits; large numbers as integers. Other texts, and integers, stay as they are."""
     if not _DECIMAL.fullmatch(text):
         return text
     value = float(text)
@@ -92,12 +92,12 @@ def shorten_number(text: str) -> str:
 
 
 def feature_cells(examples: Examples, row: int, columns: Columns | None) -> list[tuple[str, str]]:
-    """The features of one example as (name, value); for a table, the cells of its columns, and texts as they were."""
+    """The features of one example as (name, value); for a table, the cells of its columns; texts are not shortened."""
     if isinstance(examples, SparseExamples):
         texts = {name: cells[row] for name, cells in examples.texts.items()}
         x = examples.flat(torch.tensor([row]))[0].numpy()
     else:
-        assert isinstance(examples, TensorExamples)  # image files have images
+        assert isinstance(examples, TensorExamples)  # image files are shown by `photo`
         texts = {}
         x = examples.x[row].flatten().cpu().numpy()
     if columns is not None:

@@ -33,7 +33,7 @@ from warpi.runs.defaults import (
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.runs.schema import ADDED, DataSettings
 from warpi.training.method import Method
-from warpi.training.recipe import LATER, Recipe
+from warpi.training.recipe import ADDED_FIELDS, Recipe
 from warpi.training.task import Task, Truth, make_task
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import check_types
@@ -215,7 +215,7 @@ def later_options(stored: Mapping[str, Any]) -> dict[str, Any]:
 def flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stored specification in one mapping: data, recipe, seed and hyper-parameters."""
     data = {f.name: stored.get(f.name, f.default) for f in fields(DataSpec)}
-    later = {f.name: f.default for f in fields(Recipe) if f.name in LATER}  # older runs did not have these
+    later = {f.name: f.default for f in fields(Recipe) if f.name in ADDED_FIELDS}  # older runs did not have these
     return to_plain_types({**later, **stored["options"], **stored["recipe"], "seed": stored["seed"], **data})
 
 

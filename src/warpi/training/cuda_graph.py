@@ -99,7 +99,9 @@ def _clear_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def warn_not_graphed(name: str, why: str) -> None:
-    log.warning("the step of %s runs kernel by kernel, which is slower: %s", name, why)
+    log.warning(
+        "the step of %s cannot be captured as a CUDA graph and runs kernel by kernel, which is slower: %s", name, why
+    )
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def check_batches(method: Method) -> None:
     n = 1 if method.recipe.sync_batchnorm else distributed.n_ranks()  # parts of a batch that are normalized separately
     if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
         least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
-        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; {least}")
+        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; use {least}")
     kinds = (("", "noisy", method.least_batch), ("meta-", "trusted", method.least_meta_batch))
     for loader, (prefix, kind, least_per_rank) in zip(loaders, kinds, strict=False):
         needed = least_per_rank * distributed.n_ranks()

@@ -149,8 +149,8 @@ class Method(ABC):
         first, *others = ([*net.parameters()] for net in self.nets)
         if any(other and all(map(torch.equal, first, other)) for other in others):
             raise UserError(
-                f"{type(self).__name__} needs {self.n_nets} networks with different initial weights, but copies of a "
-                "module, or weights of all layers from a file, are equal and would stay equal; give a function that "
+                f"{type(self).__name__} needs {self.n_nets} networks that start with different weights, but these "
+                "are equal: copies of one module, or all weights are from one file; give a function that "
                 "builds a new network, such as net=lambda shape, n_classes: Net(), and no weights"
             )
 

@@ -1,4 +1,4 @@
-"""The recipe: how a classifier is trained with any method. All rows of a table share one recipe."""
+"""The recipe: how a classifier is trained, whatever the method. Methods in one table of results share a recipe."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from warpi.nets.registry import VECTOR_NETS, make_net
 from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import check_types, setting
 
-LATER = (
+ADDED_FIELDS = (
     "lr_warmup",
     "nesterov",
     "decay_norms",
@@ -25,7 +25,7 @@ LATER = (
     "mirror_test",
     "shuffle",
 )
-"""Fields that older specifications lack."""
+"""Fields that the specifications of older runs lack."""
 Net = str | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 M = TypeVar("M", bound=nn.Module)
 
@@ -82,8 +82,8 @@ class Recipe:
             raise UserError("a finite difference is lost in the rounding errors of bf16; use --precision 32")
 
     def stored(self) -> dict[str, Any]:
-        """All fields, except later additions at their default, so that specifications equal those of older versions."""
-        usual = {f.name: f.default for f in fields(self) if f.name in LATER}
+        """All fields, without ADDED_FIELDS that have their default, so that older runs keep their specification."""
+        usual = {f.name: f.default for f in fields(self) if f.name in ADDED_FIELDS}
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
@@ -165,12 +165,12 @@ def _groups(parameters: list[nn.Parameter], decay_norms: bool) -> list[Any]:
     """Parameter groups. Without `decay_norms`, biases and normalization layers form a group without weight decay."""
     if decay_norms:
         return parameters
-    filters = [p for p in parameters if p.dim() > 1]
+    matrices = [p for p in parameters if p.dim() > 1]  # filters of convolutions too
     vectors = [p for p in parameters if p.dim() <= 1]
-    return [{"params": filters}, {"params": vectors, "weight_decay": 0.0}]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def _for_device(parameters: list[nn.Parameter], lr: float) -> tuple[float | Tensor, bool]:
-    """Learning rate and whether to fuse. On a GPU the rate is a tensor, which a graphed step reads at each launch."""
+    """Learning rate and whether to fuse. On a GPU the rate is a tensor, which a CUDA graph reads at each launch."""
     on_gpu = all(p.is_cuda for p in parameters)
     return (torch.tensor(lr, device=parameters[0].device) if on_gpu else lr), on_gpu

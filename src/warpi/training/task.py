@@ -151,8 +151,8 @@ def split_rows(
     if len(meta_rows) and not len(train_rows):
         which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
         raise UserError(
-            f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, so none is left to train on as noisy; trust "
-            "only rows that somebody has checked, or none: then any label may be wrong"
+            f"{which} {len(dataset.y)} rows of {dataset.name} are trusted, so none is left to train on; trust "
+            "only rows that somebody has checked, or none if no label was checked"
         )
     return Rows(train_rows, val_rows, test_rows, meta_rows, trusted, trusted_given, n_repeated)
 

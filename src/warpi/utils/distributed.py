@@ -236,7 +236,7 @@ def check_same(data: bytes, what: str) -> None:
     error = None
     if _broadcast(digest, 0) != digest:
         advice = "all processes need the same data, settings, weight files and versions"
-        error = UserError(f"{what} on rank {rank()} is not that of rank 0; {advice}")
+        error = UserError(f"{what} on rank {rank()} differs from that on rank 0; {advice}")
     agree(error)
 
 
@@ -276,14 +276,16 @@ def check_devices(n: int, device: torch.device) -> None:
         raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {device}")
     available = torch.cuda.device_count()
     if device.type == "cuda" and n > available:
-        raise UserError(f"--devices {n} needs {n} GPUs, but {available} can be used; lower it, or add --device cpu")
+        raise UserError(
+            f"--devices {n} needs {n} GPUs, but {available} can be used; lower --devices, or add --device cpu"
+        )
 
 
 def check_started(devices: int | None) -> None:
     """Raise if torchrun did not start as many processes as the user asked for."""
     started = os.environ.get("LOCAL_WORLD_SIZE")
     if devices is not None and is_launched() and started != str(devices):
-        raise UserError(f"torchrun started {started} processes here, but --devices asks for {devices}; omit it")
+        raise UserError(f"torchrun started {started} processes here, but --devices asks for {devices}; omit --devices")
 
 
 def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:

@@ -4,7 +4,7 @@ Bases w ~ N(mu, diag(s^2)) and phases b ~ U[0, 2 pi] give z(x) = sqrt(2/D) cos(w
 
     k(x, x') = E cos(w.(x - x')) = exp(-1/2 sum_j s_j^2 d_j^2) cos(mu.d),  d = x - x',
 
-with an error that falls as 1/sqrt(D).
+with an error proportional to 1/sqrt(D).
 """
 
 import math
@@ -46,7 +46,7 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: Tensor) -> Tensor:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2 by one matrix product, clamped at zero against rounding.  [..., N, M]"""
+    """|x_i - y_j|^2 by one matrix product. Negative values, which are rounding errors, become 0.  [..., N, M]"""
     norms = (x**2).sum(-1)[..., :, None] + (y**2).sum(-1)[..., None, :]
     return (norms - 2 * x @ y.mT).clamp_min(0)
 
