@@ -39,7 +39,7 @@ def audit(argv: list[str]) -> None:
     parser.add(
         "--folds K",
         "train the run K more times, each time without some rows, and judge these rows; 0: the run itself judges all "
-        "rows (default: 0 for networks of images; otherwise `auto` judges, whatever the method of the run)",
+        "rows (default: 0 for networks of images; otherwise `auto` judges, also if the run used another method)",
         int,
     )
     parser.add(

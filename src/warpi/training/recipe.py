@@ -1,4 +1,4 @@
-"""The recipe: how a classifier is trained, whatever the method. Methods in one table of results share a recipe."""
+"""The recipe: how a classifier is trained with any method. The methods in one table of results share a recipe."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
