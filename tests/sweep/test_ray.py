@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +350,10 @@ def test_files_go_to_and_return_from_a_machine_that_does_not_see_the_folder(
         assert ray.get(train.remote(there, failing, "cpu", False)) == "", "a failed run is a result"
         look()
         assert [event.kind for event in seen if event.run == "failing"] == ["begun", "failed"]
+        monkeypatch.setattr(on_ray, "catch_signals", lambda: nullcontext([signal.SIGTERM]))
+        assert on_ray.train_run(there, replace(job, name="early"), "cpu", False) == ""
+        look()
+        assert [event.kind for event in seen if event.run == "early"] == ["stopped"], "before it was claimed"
         other = replace(there, identity={**code, "warpi": "0.1"})
         refused = ray.get(train.remote(other, job, "cpu", False))
     mine = [event for event in seen if event.run == job.name]

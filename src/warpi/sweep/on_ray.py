@@ -225,7 +225,10 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-")))
             send = _exchange_files(ray, sweep, job, out / job.name, caught)
 
+        reported = set[str]()
+
         def report(event: RunEvent) -> None:
+            reported.add(event.kind)
             if event.kind != "alive":
                 send(event)
                 sent = sweep.inbox.put.remote(asdict(event))
@@ -235,15 +238,17 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
         plan = replace(sweep.plan, out=out, jobs=(job,))
         stack.enter_context(cpu_threads(1))  # for runs that do not set a number
         work(Queue(plan, sweep.session, report, _data()), torch.device(device), caught, shares_device)
+        if caught and reported.isdisjoint(_LAST):  # the signal came before the run was claimed
+            report(RunEvent("stopped", job.name))
     return ""
 
 
 def _exchange_files(ray: Any, sweep: Sweep, job: Job, folder: Path, caught: list[int]) -> Callable[[RunEvent], None]:
     """Fetch the files of a run. Returns a function that sends those that have changed, at most events now and then."""
-    while (begun := ray.get(sweep.inbox.begin.remote(job.name))) is None:
-        if caught:
-            raise KeyboardInterrupt
+    while (begun := ray.get(sweep.inbox.begin.remote(job.name))) is None and not caught:
         time.sleep(1)
+    if begun is None:
+        return lambda _: None
     attempt, files = begun
     folder.mkdir(parents=True)
     for name, content in files.items():
