@@ -1,7 +1,7 @@
 """Features of tables: how each column becomes numbers, stored at the precision they need, standardized later."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, timedelta
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -203,6 +203,10 @@ class Columns:
 
     def _check(self) -> None:
         texts = [self.label, *self.drop, *self.features]
+        for part in (self, *self.features.values()):
+            for f in fields(part):
+                if f.type in (bool, str):
+                    check_form(type(getattr(part, f.name)) is f.type, f.name, getattr(part, f.name))
         for name, column in self.features.items():
             match column:
                 case CategoryColumn(categories=names):

@@ -20,6 +20,8 @@ def check_links(folder: Path, files: Iterable[str | Path], allowed: Sequence[Pat
     checked: set[str] = set()  # folders inside
     for file in files:
         path = os.path.join(folder, file)
+        if "\0" in path:  # no file has such a name, as its reader will say
+            continue
         parent = os.path.dirname(path)
         if parent not in checked:
             _check_target(parent, tops)

@@ -204,7 +204,7 @@ def _read_long(
         raise UserError(f"{path} needs a column that identifies the rows: row, id or path")
     keys, row = _number(table[key])
     number = None
-    if all(text.isdecimal() for text in keys):  # rows of the data, in their order
+    if all(text.isdecimal() and len(text) < 19 for text in keys):  # rows of the data, in their order
         order = sorted(range(len(keys)), key=lambda i: int(keys[i]))
         place = np.empty(len(keys), np.int64)
         place[order] = np.arange(len(keys))

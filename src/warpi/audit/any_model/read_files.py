@@ -53,7 +53,10 @@ def read_probabilities(source: object) -> tuple[NDArray[Any], list[str] | None]:
     path = Path(source)
     suffix = check_suffix(path, (".npy", ".csv", ".tsv", ".parquet"))
     if suffix == ".npy":
-        return _read_npy(path, mapped=True), None
+        array = _read_npy(path, mapped=True)
+        if array.dtype.kind not in "fiu":
+            raise UserError(f"{path} must hold numbers, got {array.dtype}")
+        return array, None
     if suffix == ".parquet":
         frame = read_parquet(path)
         names = _class_columns(frame.column_names)
@@ -191,7 +194,7 @@ def _read_trusted_table(path: Path, classes: Sequence[str], n_rows: int) -> Trus
         return TrustedRows.none()._replace(pairs_given=given, pairs_true=true)
     try:
         row = np.array([int(columns["row"][i]) for i in filled], np.int64)
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:
         raise UserError(f"{path}: column row must hold numbers of rows, counted from 0 ({e})") from e
     row = _check_rows(row, n_rows, str(path))
     if "part" not in columns:

@@ -9,6 +9,7 @@ pass writes the features. Only one block of rows is in memory at a time.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -229,7 +230,7 @@ def _to_stored(y: NDArray[np.int64], classes: tuple[str, ...]) -> NDArray[Any]:
     """Labels as `read_arrays` expects them: positions of classes, or names if some of these are numbers."""
     if not any(map(is_number, classes)):
         return y.astype(np.int16 if len(classes) < 2**15 else np.int64)
-    are_integers = all(is_number(name) and name == str(int(float(name))) for name in classes)
+    are_integers = all(re.fullmatch("-?[0-9]{1,18}", name) and name == str(int(name)) for name in classes)
     if are_integers and "-1" not in classes:
         return np.array([-1, *map(int, classes)])[y + 1]
     return np.array(["", *classes])[y + 1]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.data.dataset import Dataset, Files, NewInputs
+from warpi.data.examples import check_form, is_integer
 from warpi.data.mapped import MappedEmbedded, RawRows
 from warpi.data.numeric import Embedded, Originals, make_features
 from warpi.datasets.embedding.embed import embed_in_memory
@@ -143,7 +144,10 @@ def _read_vectors(folder: FeatureFolder) -> _Vectors:
             x = torch.from_numpy(np.concatenate([shard["vector"] for shard in shards]))
         rows = np.concatenate([shard["row"] for shard in shards])
         hashes = np.concatenate([shard["sha256"] for shard in shards])
-        return _Vectors(listed, {**manifest["embedder"], **manifest["columns"]}, rows, x, hashes)
+        embedder = {**manifest["embedder"], **manifest["columns"]}
+        check_form(all(isinstance(embedder[key], str) for key in ("name", "kind", "sha256")), "embedder", embedder)
+        check_form(embedder["image_size"] is None or is_integer(embedder["image_size"]), "image_size", embedder)
+        return _Vectors(listed, embedder, rows, x, hashes)
 
 
 def _open_joined(folder: FeatureFolder, shards: list[Records], manifest: Mapping[str, Any]) -> RawRows:
