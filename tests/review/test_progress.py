@@ -139,6 +139,10 @@ def test_advice_depends_on_what_is_missing() -> None:
     assert "corrected.csv`, leaving none." in advice
     sure = replace(unsure, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
     assert "You can stop" in measure_progress(sure, decisions, random).hint()
+    for checked in (unsure, sure):
+        advice = measure_progress(checked, decisions, random).hint(correcting_helps=False)
+        assert "Keep the labels as they are" in advice
+        assert "warpi correct" not in advice
     low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})
     assert "right for only 50 %" in audit_concerns(low)[0].problem
     assert "warpi pick 40 runs/x" in audit_concerns(low)[0].advice

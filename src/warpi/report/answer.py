@@ -152,8 +152,9 @@ def _advise(audit: Audit, review: Review | None) -> str:
     if review is None:
         return f"Write the corrected data: `{correct_command(name)}`."
     before, after = f"{review.before.rate:,.0f}", f"{review.after.rate:,.0f}"
-    effect = f", leaving about {after} wrong labels instead of {before}"
-    return review.progress.hint(None if run is None else str(run), effect)
+    helps = review.after.rate < review.before.rate
+    effect = f", leaving about {after} wrong labels instead of {before}" if helps else ""
+    return review.progress.hint(None if run is None else str(run), effect, correcting_helps=helps)
 
 
 def _class_rates(audit: Audit) -> tuple[Grid, Grid]:

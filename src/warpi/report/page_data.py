@@ -149,26 +149,23 @@ def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...], Re
     opened = open_run(path, device=device)
     items = opened.items
     places = [items.position[int(row)] for row in opened.audit.row[choose_examples(opened.audit)]]
-    return opened.audit, tuple(_suspect(items, i) for i in places), _read_review(opened, path)
+    return opened.audit, tuple(show_suspect(items, i) for i in places), _read_review(opened, path)
 
 
 def choose_examples(audit: Audit, n: int = SUSPECTS) -> list[int]:
     """Positions of suspicious labels, spread over the pairs of given and suggested class.
 
-    The most frequent pairs come first, and from each pair in turn the most suspicious label. If there are fewer
-    suspicious labels than n, the most suspicious of the others follow. Labels that a person has checked are left out.
+    The most frequent pairs come first, and from each pair in turn the most suspicious label. Labels that a person has
+    checked are left out.
     """
     checked = set() if audit.pairs is None else set(audit.pairs.position.tolist())
-    ranked = [i for i in audit.ranked.tolist() if i not in checked]
     by_pair: dict[tuple[int, int], list[int]] = {}
-    for i in ranked:
-        if audit.is_label_issue[i]:
+    for i in audit.ranked.tolist():
+        if audit.is_label_issue[i] and i not in checked:
             by_pair.setdefault((int(audit.given[i]), int(audit.suggested[i])), []).append(i)
     queues = sorted(by_pair.values(), key=len, reverse=True)
     turns = max(map(len, queues), default=0)
-    spread = [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)]
-    others = (i for i in ranked if not audit.is_label_issue[i])
-    return [*spread, *others][:n]
+    return [queue[turn] for turn in range(turns) for queue in queues if turn < len(queue)][:n]
 
 
 def _read_review(opened: "OpenedRun", path: Path) -> Review:
@@ -200,7 +197,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
     return Review(counts, progress, corrections.before, corrections.after, n_unchecked, n_wrong)
 
 
-def _suspect(items: "Items", i: int) -> Suspect:
+def show_suspect(items: "Items", i: int) -> Suspect:
     from warpi.review.show_input import shorten_number
 
     row = int(items.row[i])

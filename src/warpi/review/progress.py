@@ -57,10 +57,10 @@ class Progress:
         m = self.n_decided
         return sorted({round(m * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)})
 
-    def hint(self, run: str | None = None, effect: str = "") -> str:
+    def hint(self, run: str | None = None, effect: str = "", correcting_helps: bool = True) -> str:
         """What to do next, in one or two sentences. Commands are in backticks.
 
-        `effect` follows the command that writes the corrected data.
+        `effect` follows the command that writes the corrected data, which is not named if correcting does not help.
         """
         name = "RUN" if run is None else shlex.quote(run)
         if self.n_waiting:
@@ -79,16 +79,19 @@ class Progress:
             return (
                 f"The audit does not know {self.n_new} of the decisions. Let it learn from them: `warpi audit {name}`."
             )
+        keep = "Keep the labels as they are: by the random checks, the audit's suggestions would not improve them."
         if self.can_stop:
-            return (
-                f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label. "
-                f"Write the corrected data: `{correct_command(name)}`{effect}."
+            stop = (
+                f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label."
             )
-        return (
+            write = f"Write the corrected data: `{correct_command(name)}`{effect}."
+            return f"{stop} {write if correcting_helps else keep}"
+        review = (
             f"Review {AHEAD} more rows, sorted by expected gain: `warpi review {name}`. This is expected to correct "
-            f"about {self.next_gain:.0f} more labels. "
-            f"Or export now: `{correct_command(name)}`{effect}."
+            f"about {self.next_gain:.0f} more labels."
         )
+        export = f"Or export now: `{correct_command(name)}`{effect}."
+        return f"{review} {export}" if correcting_helps else f"{keep} {review}"
 
 
 def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_rows: Mapping[int, float]) -> Progress:
