@@ -12,6 +12,7 @@ from warpi.cli.app import main
 from warpi.data.numeric import Columns
 from warpi.datasets.load import read_dataset
 from warpi.errors import UserError
+from warpi.runs.schema import check_spec
 
 
 @pytest.mark.parametrize("path", ["a\0.png", "a\0/b.png"])
@@ -83,3 +84,9 @@ def test_stored_columns_with_another_type(value: object) -> None:
     form = {"label": "label", "features": {"a": {"kind": "number", "fill": 0.5, "marks_gaps": value}}}
     with pytest.raises(ValueError, match="marks_gaps"):
         Columns.from_form(form)
+
+
+def test_a_specification_whose_list_of_columns_holds_no_texts() -> None:
+    stored = {"spec": {"method": "ce", "recipe": {}, "drop": [{"list": 3}]}}
+    with pytest.raises(UserError, match="'drop' must be a list of texts"):
+        check_spec(stored, Path("spec.json"), "copy it again", ())

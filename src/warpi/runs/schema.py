@@ -65,7 +65,14 @@ NOT_READ = tuple(f.name for f in fields(DataSettings) if f.name not in READ)
 
 FORMAT = "warpi-run/1"
 FEWSHOT_FORMAT = "warpi-fewshot/1"
-_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    tuple: "a list of texts",
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+}
 _PARTS: dict[str, dict[str, type]] = {  # the kind of each known value, by the part of the specification it is in
     "": {"spec": dict, "facts": dict, "environment": dict},
     "spec": {
@@ -73,7 +80,7 @@ _PARTS: dict[str, dict[str, type]] = {  # the kind of each known value, by the p
         **dict.fromkeys(("options", "changed", "recipe"), dict),
         **dict.fromkeys(("seed", "image_size", "meta", "limit"), int),
         **dict.fromkeys(("val", "test"), float),
-        **dict.fromkeys(("drop", "types", "text"), list),
+        **dict.fromkeys(("drop", "types", "text"), tuple),
         **dict.fromkeys(("missing", "unknown"), str),
     },
     "recipe": {"net": str, "epochs": int, "weights": str},
@@ -126,6 +133,8 @@ def read_record(line: bytes | str, file: Path, number: int, advice: str) -> dict
 def _is_a(value: object, kind: type) -> bool:
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**63
+    if kind is tuple:
+        return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     return isinstance(value, kind)
 
 
