@@ -1,5 +1,6 @@
 """`warpi review` in a real browser: Chromium, controlled with Playwright as a person would use it."""
 
+import csv
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 from review_helpers import make_audited_items, make_images, serve
 
 from warpi.audit.decisions import Store
+from warpi.cli.app import main
 from warpi.data.dataset import Dataset, Files
 from warpi.review.items import items_from_data
 from warpi.runs.run import fit
@@ -246,6 +248,29 @@ def test_text_two_tabs_mouse_grid_filters_and_phone(browser: Browser, errors: li
         assert all((button.bounding_box() or {"height": 0})["height"] >= 38 for button in buttons)  # for a finger
         assert page.evaluate("window.hacked") is None
         page.context.close()
+
+
+def test_a_report_of_hostile_names_runs_no_script(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    names = (
+        "<img src=x onerror=window.hacked=1>",
+        "<script>window.hacked=1</script>",
+        "'\"><b onclick=window.hacked=1>",
+    )
+    rng = np.random.default_rng(0)
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        lines = [[i % 3 + rng.normal() / 3, rng.normal(), names[(i + (i % 9 == 0)) % 3]] for i in range(90)]
+        csv.writer(file).writerows([[names[0], "</script><script>window.hacked=1</script>", "label"], *lines])
+    fit(tmp_path / names[1].replace("/", ""), data=str(tmp_path / "t.csv"), method="ce", epochs=2, test=0.2, quiet=True)
+    run = str(tmp_path / names[1].replace("/", ""))
+    assert main(["report", run, "--audit", "--out", str(tmp_path / "page")]) == 0
+    page = browser.new_context().new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
+    page.goto((tmp_path / "page" / "report.html").as_uri())
+    shown = page.locator("body").inner_text()
+    assert all(name in shown for name in names)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img[onerror], [onclick], body script").count() == 0
 
 
 def test_paths_and_undo_of_a_row_that_is_not_fetched(browser: Browser, errors: list[str], tmp_path: Path) -> None:

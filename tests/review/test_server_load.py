@@ -217,6 +217,38 @@ def test_killed_under_load(decisions: int, kills: int, tmp_path: Path) -> None:
         assert p99 < 250
 
 
+def test_two_servers_of_one_file(tmp_path: Path) -> None:
+    """Of two decisions about a row, at different servers at the same time, one is stored and the other refused."""
+    items = make_audited_items(60, ("a", "b", "c"))
+    with serve(items, tmp_path) as one, serve(items, tmp_path) as other, ThreadPoolExecutor(8) as pool:
+        jobs = [
+            pool.submit(client.decide, row, "change", label, tab=label)
+            for row in range(60)
+            for client, label in ((one, "a"), (other, "b"))
+        ]
+        answers = [job.result() for job in jobs]
+        assert {status for status, _, _ in answers} == {200}
+        assert sum(len(answer["done"]) for _, answer, _ in answers) == 60
+        assert sum(len(answer["refused"]) for _, answer, _ in answers) == 60
+        assert one.server.review.store.current_decisions() == other.server.review.store.current_decisions()
+
+
+def test_clients_that_leave_before_the_answer(client: Client) -> None:
+    """The decision of a client that closes its connection at once is stored, or is not; the server goes on."""
+    for row in range(30):
+        choice = {"row": row, "seen": 0, "action": "change", "label": "b"}
+        body = json.dumps({"tab": "t", "step": str(row), "choices": [choice]})
+        head = f"POST /api/decide HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nCookie: {client.cookie}\r\n"
+        head += f"Origin: http://127.0.0.1:{client.port}\r\nContent-Type: application/json\r\n"
+        with _open(client) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()[: None if row % 2 else -9])
+    assert client.ask("GET", "/api/session")[0] == 200
+    end = time.monotonic() + 10
+    while len(client.server.review.store.current_decisions()) < 15 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert client.server.review.store.current_decisions().keys() == set(range(1, 30, 2))
+
+
 def test_another_address_is_only_used_if_asked(tmp_path: Path) -> None:
     with serve(make_audited_items(10, ("a", "b")), tmp_path / "review") as client:
         assert client.server.server_address[0] == "127.0.0.1"
