@@ -5,6 +5,7 @@ Prints one line of JSON: for each file the error, its seconds, and the peak memo
 
 import io
 import json
+import os
 import resource
 import struct
 import sys
@@ -105,7 +106,7 @@ def main(folder: Path) -> None:
         except Exception as e:
             error = f"{type(e).__name__}: {e}"
         results[name] = {"error": error, "seconds": time.process_time() - start, "peak_mib": peak_mib()}
-    print(json.dumps(results))
+    print(json.dumps(results), flush=True)
 
 
 def peak_mib() -> int:
@@ -116,3 +117,4 @@ def peak_mib() -> int:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    os._exit(0)  # with so little memory, threads of libraries cannot always be ended in an orderly way
