@@ -1,5 +1,6 @@
 """NoisyLabelClassifier: scikit-learn's checks, every kind of X, files, and training without trusted examples."""
 
+import json
 import os
 import pickle
 import random
@@ -30,7 +31,9 @@ from warpi import METHODS, Batch, Dataset, Log, Method, NoisyLabelClassifier, Re
 from warpi.data.numeric import make_features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
-from warpi.estimator.inputs import UnknownCategories
+from warpi.datasets.load import read_dataset
+from warpi.estimator.frames import UnknownCategories
+from warpi.estimator.inputs import Layout, arrange
 from warpi.estimator.pseudo_trusted import MAX_PER_CLASS, NoTrustedExamples, hold_out_pseudo_trusted
 from warpi.methods.plain import CE
 from warpi.methods.registry import CORE
@@ -289,8 +292,8 @@ def test_frames_with_categories_in_memory_and_in_files(
         model.predict(frame[["colour", "size", "place", "old"]])
     with pytest.raises(UserError, match="must be a data frame with the columns"):
         model.predict(np.zeros((2, 4)))
-    with pytest.raises(UserError, match=r"column 'when' of X holds Timestamp"):
-        fast().fit(frame.assign(when=pd.Timestamp("2026-01-01")).assign(place="x"), y)
+    with pytest.raises(UserError, match=r"column 'when' of X holds Period"):
+        fast().fit(frame.assign(when=pd.Period("2026-01")), y)
     with pytest.raises(UserError, match=r"column 'place' of X has 1001 categories, but at most 1000"):
         fast().fit(pd.DataFrame({"place": [f"p{k}" for k in range(1001)]}), np.arange(1001) % 2)
 
@@ -320,6 +323,54 @@ def test_frames_with_categories_in_memory_and_in_files(
     with pytest.raises(UserError, match=r"probabilities of onnxruntime differ .* by up to .* more than 1e-05"):
         loaded.to_onnx(tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def dated() -> pd.DataFrame:
+    """A label that depends on a month; dates, numbers and codes as people write them; cells are missing."""
+    rng = np.random.default_rng(0)
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 1500, 120), unit="D")
+    frame = pd.DataFrame(
+        {
+            "when": days.strftime("%d.%m.%Y"),
+            "stamp": days + pd.to_timedelta(rng.integers(0, 86400, 120), unit="s"),
+            "price": [f"${value:,}" for value in rng.integers(1, 10**6, 120)],
+            "code": rng.choice(["1", "2", "3"], 120),
+            "took": pd.to_timedelta(rng.integers(1, 1000, 120), unit="s"),
+        }
+    )
+    gaps = pd.DataFrame(rng.random(frame.shape) < 0.1, columns=frame.columns).assign(code=False)
+    return frame.mask(gaps).assign(label=np.where(days.month <= 6, "early", "late"))
+
+
+def test_dates_and_numbers_as_text_are_read_as_in_a_file(dated: pd.DataFrame, tmp_path: Path) -> None:
+    X = dated.drop(columns="label")
+    layout = Layout.of(X, custom_net=False)
+    dated.to_parquet(tmp_path / "table.parquet")
+    expected = read_dataset(str(tmp_path / "table.parquet")).examples
+    np.testing.assert_array_equal(arrange(torch.tensor(layout.numbers(X)), layout), expected.x)
+    assert [None if how is None else how.kind for how in layout.parsed] == ["date", "date", "number", None, "number"]
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    dates = X.assign(when=pd.to_datetime(X["when"], dayfirst=True))
+    np.testing.assert_array_equal(layout.numbers(dates), layout.numbers(X), "another type, the same dates")
+
+    typos = X.assign(when=X["when"].where(X.index > 3, "soon"))
+    with pytest.warns(UnknownCategories, match=r"not dates count as missing: 'when' \(4 rows, such as 'soon'\)"):
+        read = layout.numbers(typos)
+    np.testing.assert_array_equal(read, layout.numbers(X.assign(when=X["when"].where(X.index > 3))))
+    with pytest.raises(UserError, match=r"'when' of X must hold dates, as in fit, but 120 cells do not, such as 'x'"):
+        layout.numbers(X.assign(when="x"))
+    with pytest.raises(UserError, match=r"'price' of X held numbers when fitting, but is datetime64"):
+        layout.numbers(X.assign(price=dates["when"]))
+
+
+def test_dates_in_a_fitted_classifier(dated: pd.DataFrame, tmp_path: Path) -> None:
+    X, y = dated.drop(columns="label"), dated["label"]
+    model = NoisyLabelClassifier(model="knn", random_state=0).fit(X, y, X[:40], y[:40])
+    assert model.n_features_in_ == 5
+    p = model.predict_proba(X)
+    model.save(tmp_path / "model.warpi")
+    np.testing.assert_array_equal(NoisyLabelClassifier.load(tmp_path / "model.warpi").predict_proba(X), p)
 
 
 # --- auto -------------------------------------------------------------------------------------------------------------

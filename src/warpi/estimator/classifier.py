@@ -25,6 +25,7 @@ from warpi.data.examples import Scale
 from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, first_line, unknown
 from warpi.estimator import inputs
+from warpi.estimator.frames import is_table
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import METHOD_WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
@@ -255,7 +256,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _check_fit_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         inputs.refuse_texts(X)
         inputs.refuse_blanks(y, "y")
-        if inputs.is_table(X):
+        if is_table(X):
             X, y = validate_data(self, X, y, skip_check_array=True)
             y = column_or_1d(y, warn=True)
             check_consistent_length(X, y)

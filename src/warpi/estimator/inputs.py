@@ -1,15 +1,15 @@
 """Convert X as scikit-learn users pass it to numbers, and the numbers to the input of a network.
 
 `Layout.of` decides once, for the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
-matrix. `Prepare` is a module, so that a stored or exported classifier takes these numbers directly.
+matrix; `frames` reads the columns of frames. `Prepare` is a module, so that a stored or exported classifier takes these
+numbers directly.
 
 Missing numbers stay NaN until `arrange` replaces them by the median of the column and adds one feature per column that
 had missing numbers in `fit`. Missing categories are a category of their own.
 """
 
 import inspect
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,18 +20,12 @@ from scipy.sparse import issparse
 from torch import Generator, Tensor, nn
 
 from warpi.data.examples import Examples, Scale, TensorExamples
-from warpi.data.numeric import make_features, needs_float64
+from warpi.data.numeric import DateColumn, NumberColumn, make_features, needs_float64
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import is_channels_last, make_images
 from warpi.errors import UserError
-
-_MAX_CATEGORIES = 1000
-_NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
-Category = str | int | float | bool | None  # None: the cell is missing
-
-
-class UnknownCategories(UserWarning):
-    """A column has categories that did not occur when the classifier was fitted."""
+from warpi.estimator import frames
+from warpi.estimator.frames import Category, Parsed
 
 
 @dataclass(frozen=True)
@@ -40,11 +34,12 @@ class Layout:
 
     kind: Literal["features", "columns", "sparse", "as given", "grey", "channels first", "channels last"]
     shape: tuple[int, ...]  # of one example in X; for `columns` their number
-    categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: numeric
+    categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: it has none
     pixels: bool = False  # bytes, 0..255
     double: bool = False  # whether the features need float64
     fill: tuple[float, ...] = ()  # what replaces missing numbers, one per column of X; empty: nothing can be missing
     indicated: tuple[int, ...] = ()  # columns whose missing numbers also become a feature
+    parsed: tuple[Parsed | None, ...] = ()  # how columns of dates, or of numbers as text, are read; empty: none are
 
     @classmethod
     def of(cls, X: Any, custom_net: bool) -> "Layout":
@@ -52,19 +47,8 @@ class Layout:
 
         Arrays of four dimensions are images, those of three are gray images or the input of a custom network.
         """
-        if is_table(X):
-            categories = tuple(_categories(X.iloc[:, j], name) for j, name in enumerate(X.columns))
-            numeric = [j for j, names in enumerate(categories) if names is None]
-            columns = {j: _column(X.iloc[:, j], X.columns[j], None) for j in numeric}
-            fill = np.zeros(len(categories))
-            indicated: tuple[int, ...] = ()
-            if columns:
-                fill[numeric], places = _choose_fill(np.stack(list(columns.values()), axis=1))
-                indicated = tuple(numeric[i] for i in places)
-            double = any(needs_float64(column[~np.isnan(column)]) for column in columns.values())
-            return cls(
-                "columns", (len(categories),), categories, double=double, fill=tuple(fill.tolist()), indicated=indicated
-            )
+        if frames.is_table(X):
+            return cls._of_table(X)
         shape = tuple(X.shape[1:])
         if issparse(X):
             return cls("sparse", shape)
@@ -81,26 +65,60 @@ class Layout:
         return cls("as given", shape, double=needs_float64(X))
 
     @classmethod
+    def _of_table(cls, X: Any) -> "Layout":
+        categories: list[tuple[Category, ...] | None] = []
+        parsed: list[Parsed | None] = []
+        fill: list[float] = []
+        indicated: list[int] = []
+        double = False
+        for j, name in enumerate(X.columns):
+            column = X.iloc[:, j]
+            parsed.append(frames.find_parsed(column, name))
+            is_category = parsed[-1] is None and not frames.is_numeric(column)
+            categories.append(frames.find_categories(column, name) if is_category else None)
+            if is_category:
+                fill.append(0.0)
+                continue
+            numbers = _read_column(column, name, None, parsed[-1]).reshape(len(X), -1)
+            means, places = _choose_fill(numbers)
+            double |= needs_float64(numbers[~np.isnan(numbers).any(1)])
+            indicated.extend(len(fill) + k for k in places)
+            fill.extend(means.tolist())
+        how = tuple(parsed) if any(parsed) else ()
+        shape = (len(categories),)
+        return cls("columns", shape, tuple(categories), False, double, tuple(fill), tuple(indicated), how)
+
+    @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
         categories = tuple(None if names is None else tuple(names) for names in stored["categories"])
         later = {name: tuple(stored.get(name, ())) for name in ("fill", "indicated")}  # older files lack these
         double = stored.get("double", False)
-        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], double, **later)
+        parsed = tuple(_parsed_of(form) for form in stored.get("parsed", ()))
+        return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], double, **later, parsed=parsed)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        forms = [None if how is None else {"kind": how.kind, **asdict(how)} for how in self.parsed]
+        return {**asdict(self), "parsed": forms}
+
+    def categories_of_numbers(self) -> tuple[tuple[Category, ...] | None, ...]:
+        """The categories of each column of `numbers`: a date has several, such as the day and the month."""
+        parsed = self.parsed or (None,) * len(self.categories)
+        pairs = zip(self.categories, parsed, strict=True)
+        return tuple(names for names, how in pairs for _ in range(how.width if how else 1))
 
     def numbers(self, X: Any) -> Any:
         """X as numbers [N, ...]: float32, or float64 if needed; bytes stay bytes, sparse stays sparse.
 
-        Categories become their positions, -1 for unknown ones. Missing numbers stay NaN.
+        Categories become their positions, -1 for unknown ones. Missing numbers stay NaN. A date becomes the days since
+        1970 and what `DateColumn` adds to them.
         """
         kind = np.dtype(np.uint8 if self.pixels else np.float64 if self.double else np.float32)
         if self.kind == "columns":
-            pairs = zip(X.columns, self.categories, strict=True)
-            columns = [_column(X.iloc[:, j], name, names) for j, (name, names) in enumerate(pairs)]
-            _warn_unknown(X, self.categories, columns)
-            return np.stack(columns, axis=1).astype(kind)  # [N, columns]
+            parsed = self.parsed or (None,) * len(self.categories)
+            pairs = zip(X.columns, self.categories, parsed, strict=True)
+            columns = [_read_column(X.iloc[:, j], name, names, how) for j, (name, names, how) in enumerate(pairs)]
+            frames.warn_unknown(X, self.categories, columns)
+            return np.column_stack(columns).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
             shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
             raise UserError(f"X has the shape {shape}, but the classifier was fitted on {fitted}; use the same shape")
@@ -127,12 +145,13 @@ class Layout:
         std = scale.std.cpu().nan_to_num(posinf=1.0)  # infinite: a constant column
         if self.kind == "features":  # without those that indicate missing numbers
             mean, std = mean[: self.shape[0]], std[: self.shape[0]]
-        x = torch.randn((n, *self.shape), generator=generator).to(mean.dtype)
+        shape = (len(self.categories_of_numbers()),) if self.kind == "columns" else self.shape
+        x = torch.randn((n, *shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
             per_feature = mean.shape == x.shape[1:]  # else one number, or one per channel
             return x * (std if per_feature else std.mean()) + (mean if per_feature else mean.mean())
         place = 0  # of the first feature of the column
-        for j, names in enumerate(self.categories):
+        for j, names in enumerate(self.categories_of_numbers()):
             if names is None:
                 x[:, j] = x[:, j] * std[place] + mean[place]
             else:
@@ -172,9 +191,30 @@ def arrange(x: Tensor, layout: Layout) -> Tensor:
         return torch.cat([x, *indicators], dim=1) if indicators else x
     parts = [
         x[:, j : j + 1] if names is None else (x[:, j : j + 1] == torch.arange(len(names), device=x.device)).to(x.dtype)
-        for j, names in enumerate(layout.categories)
+        for j, names in enumerate(layout.categories_of_numbers())
     ]
     return torch.cat([*parts, *indicators], dim=1)
+
+
+def _parsed_of(form: Mapping[str, Any] | None) -> Parsed | None:
+    """How a column is read, from its stored form."""
+    if form is None:
+        return None
+    values = {name: value for name, value in form.items() if name != "kind"}
+    return DateColumn(**values) if form["kind"] == DateColumn.kind else NumberColumn(**values)
+
+
+def _read_column(
+    column: Any, name: object, names: tuple[Category, ...] | None, parsed: Parsed | None
+) -> NDArray[np.float64]:
+    """Positions of categories [N], numbers [N], or the features [N, width] of a column that is parsed."""
+    if names is not None:
+        return frames.read_categories(column, names)
+    if parsed is not None:
+        return frames.read_parsed(column, name, parsed)
+    numbers = frames.read_numeric(column, name)
+    _refuse_huge(numbers, f"column {name!r}, ", allow_missing=True)
+    return numbers
 
 
 def _choose_fill(X: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[int, ...]]:
@@ -186,69 +226,6 @@ def _choose_fill(X: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[int, ...]]
         known = X[~np.isnan(X[:, j]), j]
         fill[j] = np.median(known) if len(known) else 0.0
     return np.nan_to_num(fill), tuple(indicated.tolist())
-
-
-def is_table(X: Any) -> bool:
-    """Whether X is a pandas frame with at least one column that is not numeric."""
-    return hasattr(X, "iloc") and hasattr(X, "columns") and not all(_is_number(X.iloc[:, j]) for j in range(X.shape[1]))
-
-
-def _is_number(column: Any) -> bool:
-    import pandas as pd
-
-    dtype = column.dtype
-    if pd.api.types.is_object_dtype(dtype):  # numbers may have this type, for example after a concat
-        return pd.api.types.infer_dtype(column) in _NUMBERS
-    return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans are numeric
-
-
-def _categories(column: Any, name: object) -> tuple[Category, ...] | None:
-    """The categories of a column: those that its type declares, else the sorted values; None if it is numeric."""
-    if _is_number(column):
-        return None
-    declared = getattr(column.dtype, "categories", None)
-    try:
-        names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
-    except TypeError as e:  # values that cannot be hashed, or compared with one another
-        raise UserError(f"column {name!r} of X cannot be used as categories ({e}); make it text or numbers") from e
-    for value in names:
-        if not isinstance(value, str | int | float | bool):
-            raise UserError(
-                f"column {name!r} of X holds {type(value).__name__}; convert the column to numbers, text or "
-                "true/false, or drop it"
-            )
-    if len(names) > _MAX_CATEGORIES:
-        raise UserError(
-            f"column {name!r} of X has {len(names)} categories, but at most {_MAX_CATEGORIES} are allowed; drop it, or "
-            "encode it before (TargetEncoder, HashingVectorizer)"
-        )
-    return (*names, None) if column.isna().any() else tuple(names)
-
-
-def _column(column: Any, name: object, names: Sequence[Category] | None) -> NDArray[np.float64]:
-    """[N] numbers, NaN if missing; or positions among the categories, -1 if unknown."""
-    if names is not None:
-        index = {value: k for k, value in enumerate(names)}
-        values = [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
-        return np.array([index.get(value, -1) for value in values], dtype=np.float64)
-    try:
-        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as e:
-        raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
-    _refuse_huge(numbers, f"column {name!r}, ", allow_missing=True)
-    return numbers
-
-
-def _warn_unknown(X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]]) -> None:
-    """Give one warning about all cells that hold a category which did not occur in `fit`."""
-    found = []
-    for j, (names, values) in enumerate(zip(categories, columns, strict=True)):
-        rows = np.flatnonzero(values < 0).tolist()
-        if names is not None and rows:
-            found.append(f"{X.columns[j]!r} ({len(rows)} rows, such as {X.iloc[rows[0], j]!r})")
-    if found:
-        text = f"categories that did not occur in fit are treated as unknown: {', '.join(found)}"
-        warnings.warn(text, UnknownCategories, stacklevel=3)
 
 
 def refuse_texts(X: Any) -> None:

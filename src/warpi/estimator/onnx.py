@@ -82,7 +82,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
             reason = str(e).strip().splitlines()[0]
             raise UserError(f"the network cannot be exported to ONNX ({reason}); use operators that it supports") from e
         model = onnx.load(file)
-    metadata = {"classes": [str(name) for name in classes], "categories": layout.to_json()["categories"]}
+    metadata = {"classes": [str(name) for name in classes], "categories": layout.categories_of_numbers()}
     onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     content = model.SerializeToString()
     difference = _difference(classifier, content, x)

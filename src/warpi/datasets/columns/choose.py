@@ -109,6 +109,17 @@ class Chooser(NamedTuple):
             return None
         if not isinstance(raw, Words) and kind in ("category", "text"):
             raw = Words.of(to_texts(raw))
+        if (parsed := self.parse(name, raw, kind)) or not isinstance(raw, Words):
+            return parsed
+        if kind == "text" or (kind is None and (name.lower() == "text" or is_text(raw))):
+            column = fit_texts([raw.words[k] for k in raw.codes[self.fit].tolist()])
+            if column is not None:
+                self.notes.add(_TEXT_NOTE, f"{name!r} ({column.width} features)")
+                return column
+        return self._category(name, raw)
+
+    def parse(self, name: str, raw: Raw, kind: str | None = None) -> NumberColumn | DateColumn | None:
+        """How a column becomes numbers or dates; None if it holds other words, or if the user chose another kind."""
         if not isinstance(raw, Words):
             return self._date(raw, "ymd") if raw.dtype.kind == "M" else self._number(raw, "plain")
         if kind in (None, "number"):
@@ -127,12 +138,7 @@ class Chooser(NamedTuple):
                 return self._date(raw, order)
             if kind:
                 raise UserError(f"column {name!r} cannot be read as dates: it holds {_example(raw)!r}")
-        if kind == "text" or (kind is None and (name.lower() == "text" or is_text(raw))):
-            column = fit_texts([raw.words[k] for k in raw.codes[self.fit].tolist()])
-            if column is not None:
-                self.notes.add(_TEXT_NOTE, f"{name!r} ({column.width} features)")
-                return column
-        return self._category(name, raw)
+        return None
 
     def _why_unused(self, name: str, raw: Raw) -> str | None:
         """Why a column is not used, as a sentence for `notes`."""

@@ -1,0 +1,143 @@
+"""Columns of a pandas frame: numbers, categories, and text that holds numbers or dates, as in a table of a file."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warpi.data.numeric import DateColumn, NumberColumn
+from warpi.datasets.columns.choose import Chooser, Notes, find_date_order, read_days, read_numbers
+from warpi.datasets.columns.raw import Raw, Words
+from warpi.errors import UserError
+
+log = logging.getLogger("warpi.estimator")
+
+_MAX_CATEGORIES = 1000
+_NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
+_DATES = {"date", "datetime", "datetime64"}
+_DURATIONS = {"timedelta", "timedelta64"}
+Category = str | int | float | bool | None  # None: the cell is missing
+Parsed = NumberColumn | DateColumn
+"""How a column that is not of numbers, but holds numbers or dates, becomes features."""
+
+
+class UnknownCategories(UserWarning):
+    """A column has categories that did not occur when the classifier was fitted, or cells that cannot be read."""
+
+
+def is_table(X: Any) -> bool:
+    """Whether X is a pandas frame with at least one column that is not numeric."""
+    return hasattr(X, "iloc") and hasattr(X, "columns") and not all(is_numeric(X.iloc[:, j]) for j in range(X.shape[1]))
+
+
+def is_numeric(column: Any) -> bool:
+    import pandas as pd
+
+    dtype = column.dtype
+    if pd.api.types.is_object_dtype(dtype):  # numbers may have this type, for example after a concat
+        return pd.api.types.infer_dtype(column) in _NUMBERS
+    return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans are numeric
+
+
+def find_parsed(column: Any, name: object) -> Parsed | None:
+    """How a column of dates, or of text that holds dates or numbers, is read; None for other columns."""
+    if is_numeric(column) or (raw := _read_raw(column)) is None:
+        return None
+    chooser = Chooser(Notes(), np.ones(len(column), dtype=bool), _MAX_CATEGORIES, declared=True)
+    parsed = chooser.parse(str(name), raw)
+    if isinstance(parsed, DateColumn) and isinstance(raw, Words) and find_date_order(raw)[1]:
+        text = "column %r of X is read as month/day/year; if the day comes first, convert it with pandas.to_datetime"
+        log.warning(text, name)
+    return parsed
+
+
+def read_parsed(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64]:
+    """The features [N, width] of a column; cells that cannot be read count as missing, with a warning."""
+    raw = _read_raw(column)
+    kind = "dates" if isinstance(parsed, DateColumn) else "numbers"
+    if raw is None or (isinstance(parsed, NumberColumn) and not isinstance(raw, Words) and raw.dtype.kind == "M"):
+        raise UserError(f"column {name!r} of X held {kind} when fitting, but is {column.dtype} now")
+    if isinstance(parsed, DateColumn):
+        values, bad = read_days(raw, parsed.order)
+    else:
+        values, bad = read_numbers(raw, parsed.notation)
+    if bad.any():
+        n, example = int(bad.sum()), column.iloc[int(bad.argmax())]
+        if 2 * n > n + int((~np.isnan(values)).sum()):
+            raise UserError(
+                f"column {name!r} of X must hold {kind}, as in fit, but {n} cells do not, such as {example!r}"
+            )
+        text = f"cells that are not {kind} count as missing: {name!r} ({n} rows, such as {example!r})"
+        warnings.warn(text, UnknownCategories, stacklevel=4)
+    return parsed.encode(values)
+
+
+def _read_raw(column: Any) -> Raw | None:
+    """The cells of dates, durations (in seconds), numbers or text; None for other values and declared categories."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return None
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind in _DATES:
+        days = pd.to_datetime(column, utc=True).dt.tz_localize(None)
+        return np.asarray(days.to_numpy("datetime64[us]"))
+    if kind in _DURATIONS:
+        return np.asarray(pd.to_timedelta(column).dt.total_seconds())
+    if kind == "empty" or is_numeric(column):
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    if kind == "string":
+        cells = zip(column, column.isna(), strict=True)
+        return Words.of("" if is_missing else cell.strip() for cell, is_missing in cells)
+    return None
+
+
+def find_categories(column: Any, name: object) -> tuple[Category, ...]:
+    """The categories of a column: those that its type declares, else the sorted values."""
+    declared = getattr(column.dtype, "categories", None)
+    try:
+        names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
+    except TypeError as e:  # values that cannot be hashed, or compared with one another
+        raise UserError(f"column {name!r} of X cannot be used as categories ({e}); make it text or numbers") from e
+    for value in names:
+        if not isinstance(value, str | int | float | bool):
+            raise UserError(
+                f"column {name!r} of X holds {type(value).__name__}; convert the column to numbers, text, dates or "
+                "true/false, or drop it"
+            )
+    if len(names) > _MAX_CATEGORIES:
+        raise UserError(
+            f"column {name!r} of X has {len(names)} categories, but at most {_MAX_CATEGORIES} are allowed; drop it, or "
+            "encode it before (TargetEncoder, HashingVectorizer)"
+        )
+    return (*names, None) if column.isna().any() else tuple(names)
+
+
+def read_categories(column: Any, names: Sequence[Category]) -> NDArray[np.float64]:
+    """[N] positions among the categories, -1 if unknown."""
+    index = {value: k for k, value in enumerate(names)}
+    values = [None if is_missing else value for value, is_missing in zip(column, column.isna(), strict=True)]
+    return np.array([index.get(value, -1) for value in values], dtype=np.float64)
+
+
+def read_numeric(column: Any, name: object) -> NDArray[np.float64]:
+    """[N] numbers, NaN if missing."""
+    try:
+        numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as e:
+        raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
+    return numbers
+
+
+def warn_unknown(X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]]) -> None:
+    """Give one warning about all cells that hold a category which did not occur in `fit`."""
+    found = []
+    for j, (names, values) in enumerate(zip(categories, columns, strict=True)):
+        if names is not None and (rows := np.flatnonzero(values < 0).tolist()):
+            found.append(f"{X.columns[j]!r} ({len(rows)} rows, such as {X.iloc[rows[0], j]!r})")
+    if found:
+        text = f"categories that did not occur in fit are treated as unknown: {', '.join(found)}"
+        warnings.warn(text, UnknownCategories, stacklevel=4)
