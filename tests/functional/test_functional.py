@@ -121,10 +121,10 @@ def test_rectified_cross_entropy_of_huge_logits_is_finite() -> None:
 def test_balanced_partners_are_drawn_equally_from_both_groups() -> None:
     generator = torch.Generator().manual_seed(0)
     group = (torch.arange(400) < 40).float()  # a tenth of the examples
-    partner = torch.stack([balanced_partners(group, generator) for _ in range(50)])  # 20,000 draws
+    partner = torch.stack([balanced_partners(group, generator, [len(group)]) for _ in range(50)])  # 20,000 draws
     assert 0.48 < group[partner].mean().item() < 0.52
     counts = torch.bincount(partner.flatten(), minlength=400).float()
     assert counts[:40].min() > 150
     assert 5 < counts[40:].min() < counts[40:].max() < 70
     for empty in (torch.zeros(8), torch.ones(8)):
-        assert set(balanced_partners(empty.repeat(30), generator).tolist()) <= set(range(240))
+        assert set(balanced_partners(empty.repeat(30), generator, [240]).tolist()) <= set(range(240))

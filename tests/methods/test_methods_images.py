@@ -177,7 +177,7 @@ def test_mixtures_contain_selected_examples_only() -> None:
     generator = torch.Generator().manual_seed(0)
     selected = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
     x = torch.eye(5)
-    mixed, q = mixup_selected(x, x, selected, 4.0, generator)
+    mixed, q = mixup_selected(x, x, selected, 4.0, generator, [5])
     assert torch.equal(mixed, q)
     assert not mixed[:, selected == 0].any()
     torch.testing.assert_close(mixed.sum(1), torch.ones(5))
@@ -266,7 +266,7 @@ def test_loss_of_promix_agrees_with_a_loop(pictures: TaskAndTruth) -> None:
         z = method.two_heads[0](torch.cat(batch.views)).unflatten(1, (2, -1))
         with torch.no_grad():
             z.copy_(torch.cat([weak, strong]))
-        loss = method.learn(0, batch.x, batch.y, z, selected, reliable)
+        loss = method.learn(0, batch.x, batch.y, z, selected, reliable, [n])
         assert float(loss) == pytest.approx(expected, rel=1e-4)
 
 
@@ -282,7 +282,7 @@ def test_strong_views_and_mixtures_of_promix_have_the_weight_w(pictures: TaskAnd
     alone = method.two_heads[0](batch.x[3:4].expand(n, -1, -1, -1)).unflatten(1, (2, -1)).detach()[0]
     target = torch.eye(3)[batch.y[3]]
     parts = [sum(loss_of(a[head], target) for head in (0, 1)) for a in (weak[3], strong[3], alone)]
-    loss = method.learn(0, batch.x, batch.y, z, one, one)
+    loss = method.learn(0, batch.x, batch.y, z, one, one, [n])
     assert float(loss) == pytest.approx(parts[0] + 0.25 * (parts[1] + parts[2]), rel=1e-4)
 
 
@@ -392,7 +392,7 @@ def test_mixtures_of_disc_have_corrected_labels(pictures: TaskAndTruth) -> None:
     z = method.net(torch.cat(x)).detach().chunk(2)
     expected = sum(loss_of(a[0], torch.eye(3)[labels[2]]) for a in z)
     method = started(method, pictures[0])
-    assert float(method.mixed_loss(batch.views, labels, one).detach()) == pytest.approx(expected, rel=1e-4)
+    assert float(method.mixed_loss(batch.views, labels, one, [len(one)]).detach()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_thresholds_of_disc_follow_faster_in_shorter_runs(pictures: TaskAndTruth) -> None:

@@ -206,7 +206,7 @@ def test_alpha_0_turns_mixup_off() -> None:
 
 
 def test_partners_are_random_permutations() -> None:
-    orders = [partners(6, generator) for generator in [rng(3)] for _ in range(600)]
+    orders = [partners([6], generator) for generator in [rng(3)] for _ in range(600)]
     assert all(sorted(order.tolist()) == list(range(6)) for order in orders)
     counts = torch.stack(orders)[:, 0].bincount(minlength=6)
     assert bool((counts > 60).all())
@@ -220,7 +220,7 @@ def test_mixup_agrees_with_loops(own: bool) -> None:
     for seed in range(20):
         generator = rng(seed)
         weight = float(beta(1.0, generator))
-        order = partners(7, generator).tolist()
+        order = partners([7], generator).tolist()
         weight = max(weight, 1 - weight) if own else weight
         weights.append(weight)
         mixed_x, mixed_q = mixup(x, losses.one_hot(y, 4), 1.0, rng(seed), keep_own=own)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -46,7 +47,7 @@ from warpi.nets.mlp import MLP
 from warpi.nets.sync_batchnorm import SharedBatchNorm, synchronize_batchnorm
 from warpi.runs.defaults import scale_to_ranks
 from warpi.training import checkpoint
-from warpi.training.method import Log
+from warpi.training.method import Log, Method
 from warpi.training.outputs import share_rows
 from warpi.utils import distributed
 
@@ -132,10 +133,10 @@ def images(n: int = 72) -> Dataset:
     return Dataset("images", TensorExamples(x, scale, Crop(6, pad=2)), y, ("red", "green", "blue"), clean=y)
 
 
-def trained(method: str, net: type[nn.Module], epochs: int = 2, **recipe: Any) -> dict[str, Tensor]:
+def trained(method: str | Method, net: type[nn.Module], epochs: int = 2, **recipe: Any) -> dict[str, Tensor]:
     """The final state: weights of all networks, running statistics, memories of examples, logs, scores."""
     task, truth = make_task(images(), "pair:0.3", meta=24, seed=3)
-    learner = replace(METHODS[method])
+    learner = replace(METHODS[method] if isinstance(method, str) else method)
     learner.start(task, Recipe(net=net, epochs=epochs, batch_size=12, meta_batch_size=12, lr=0.05, **recipe))
     records = [record for record in train(learner, task, truth) if record]
     state = {f"net{i}.{k}": v for i, each in enumerate(learner.nets) for k, v in each.state_dict().items()}
@@ -175,9 +176,14 @@ CASES: dict[str, tuple[str, type[nn.Module], type[nn.Module], dict[str, Any]]] =
     "warpi, synchronized": ("warpi", Normed, Normed, {"sync_batchnorm": True}),
 }
 
-
-# Methods that compute something else from the share of a rank than from the whole batch (docs/parallel.md).
-BY_SHARE = ("cal", "dmi", "dmi_ns", "emlc", "lccn", "masking", "mentornet_dd", "mlc", "mlnt", "warpi_plus")
+# Settings for which a short training takes all kinds of steps, also those with trusted examples.
+MORE: dict[str, Method] = {
+    "cal, more": replace(METHODS["cal"], sieve=-1.0),
+    "disc, more": replace(METHODS["disc"], use_trusted=True, warmup=0.3),
+    "promix, more": replace(METHODS["promix"], use_trusted=True, tau=0.3, guessing=0.3, warm_up=1.0),
+    "sop_plus, more": replace(METHODS["sop_plus"], use_trusted=True),
+    "warpi_plus, more": replace(METHODS["warpi_plus"], rectifier=True, warm_up=1.0),
+}
 OTHERS = [name for name in METHODS if name not in ("auto", "wann")]  # these do not train in steps of batches
 
 
@@ -197,10 +203,10 @@ def do_train(out: str, names: list[str]) -> None:
             save_file(trained(method, net, **recipe), f"{out}/{name}.{distributed.rank()}")
 
 
-def do_train_all(out: str) -> None:
+def do_train_four_epochs(out: str, names: list[str]) -> None:
     with distributed.process_group(torch.device("cpu")):
-        for name in OTHERS:
-            save_file(trained(name, InTwoParts, epochs=4), f"{out}/{name}.{distributed.rank()}")
+        for name in names:
+            save_file(trained(MORE.get(name, name), InTwoParts, epochs=4), f"{out}/{name}.{distributed.rank()}")
 
 
 def do_normalize() -> None:
@@ -479,21 +485,18 @@ def test_four_ranks(server: Server, tmp_path: Path) -> None:
             assert_same(load_file(tmp_path / f"{name}.3"), trained(method, net, **recipe))
 
 
-@pytest.mark.slow
-def test_every_method_with_two_ranks(server: Server, tmp_path: Path) -> None:
-    """docs/parallel.md lists those that do not train as one process does. All ranks always have the same state."""
-    server.run(2, "do_train_all", out=str(tmp_path))
-    differ = []
-    for name in OTHERS:
+@pytest.mark.parametrize("names", [["warpi_plus", *MORE], pytest.param(OTHERS, marks=pytest.mark.slow)])
+def test_every_method_with_two_ranks(names: list[str], server: Server, tmp_path: Path) -> None:
+    """In float32."""
+    server.run(2, "do_train_four_epochs", out=str(tmp_path), names=names)
+    differences = {}
+    for name in names:
         got, other = (load_file(tmp_path / f"{name}.{r}") for r in (0, 1))
         assert all(torch.equal(got[key].nan_to_num(), other[key].nan_to_num()) for key in got), name
-        wanted = trained(name, InTwoParts, epochs=4)
+        wanted = trained(MORE.get(name, name), InTwoParts, epochs=4)
         weights = [key for key in wanted if key.startswith("net")]
-        if any((got[key] - wanted[key]).abs().max() > 1e-6 for key in weights):
-            differ.append(name)
-    assert tuple(sorted(differ)) == BY_SHARE
-    page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
-    assert all(f"`{name}`" in page for name in BY_SHARE)
+        differences[name] = max(float((got[key] - wanted[key]).abs().max()) for key in weights)
+    assert {name: d for name, d in differences.items() if d > 1e-6} == {}
 
 
 def test_memories_of_examples_are_the_same_on_all_ranks(by_two: Path) -> None:
@@ -502,6 +505,30 @@ def test_memories_of_examples_are_the_same_on_all_ranks(by_two: Path) -> None:
         a, b = (load_file(by_two / f"{name}.{r}")[f"memory.{memory}"] for r in (0, 1))
         assert torch.equal(a, b), name
         assert len(a.unique()) > 2, name
+
+
+def test_memories_of_examples_need_the_stated_bytes() -> None:
+    """The table in docs/parallel.md."""
+    page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
+    rows = re.findall(
+        r"^\| (`.+`) \| (?:(\d+) K)?(?: \+ )?(\d+)? \| ([\d.]+) GB \| ([\d.]+) GB \|$", page, re.MULTILINE
+    )
+    stated = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert len(stated) > 10
+    task, _ = make_task(images(), "pair:0.3", meta=24, seed=3)
+    recipe = Recipe(net=InTwoParts, epochs=4, batch_size=12, meta_batch_size=12)
+    for name in OTHERS:
+        method = replace(METHODS[name])
+        method.start(task, recipe)
+        tensors = [v for v in vars(method).values() if isinstance(v, Tensor) and len(task.train) in v.shape[:2]]
+        needed = sum(tensor.nbytes for tensor in tensors) / len(task.train)
+        if name in stated:
+            per_class, rest = (int(number or 0) for number in stated[name][1:3])
+            assert needed == 3 * per_class + rest, name
+            for k, gigabytes in zip((10, 1000), stated[name][3:], strict=True):
+                assert float(gigabytes) == pytest.approx((k * per_class + rest) / 1000, abs=0.05), name
+        else:
+            assert needed <= 8, name
 
 
 def test_predictions_are_shared_by_the_ranks(server: Server, tmp_path: Path) -> None:

@@ -19,16 +19,11 @@ class DiagGaussian(NamedTuple):
         return torch.exp(0.5 * self.log_var)
 
     def rsample(self, n: int, generator: Generator) -> Tensor:
-        """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]
-
-        Each rank draws eps for the examples of all ranks and uses its part, so that the generators of all ranks stay
-        in the same state.
-        """
+        """n samples mean + std * eps with eps ~ N(0, I), differentiable in mean and log_var.  [n, ..., D]"""
         b, *rest = self.mean.shape
-        total = b * distributed.n_ranks()
-        shape = (n, total, *rest)
-        eps = torch.randn(shape, generator=generator, device=self.mean.device, dtype=self.mean.dtype)
-        return self.mean + self.std * eps[:, distributed.rank_slice(total)]
+        like = self.mean
+        draw = lambda total: torch.randn((n, total, *rest), generator=generator, device=like.device, dtype=like.dtype)
+        return self.mean + self.std * distributed.draw_share(b, draw, dim=1)
 
     def kl(self, other: "DiagGaussian") -> Tensor:
         """KL[self || other], summed over the last dimension.  [...]"""

@@ -1,8 +1,11 @@
 """Mixing pairs of examples: mixup, and parts of MixMatch.
 
-With several ranks, partners are drawn from the whole batch. `views` is the number of views of each example that are
-joined along the first dimension, one view after the other.
+With several ranks, partners are drawn from the whole batch. `parts` are the sizes of parts that each rank has joined
+along the first dimension, such as the views of its examples, or noisy and trusted ones. The whole batch then consists
+of the whole of each part, one after the other, as in a single process.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -24,49 +27,69 @@ def beta(alpha: float, generator: Generator) -> Tensor:
     return torch.sigmoid(log_g[0] - log_g[1]).float()
 
 
-def partners(n: int, generator: Generator) -> Tensor:
+def partners(parts: Sequence[int], generator: Generator) -> Tensor:
     """A random permutation of the batch: the partner of each of the n examples of this rank.  [n]"""
-    whole = n * distributed.n_ranks()
+    whole = sum(parts) * distributed.n_ranks()
     order = torch.rand(whole, generator=generator, device=generator.device).argsort()
-    return order[distributed.rank_slice(whole)]
+    return _share(order, parts)
 
 
-def balanced_partners(group: Tensor, generator: Generator, views: int = 1) -> Tensor:
+def balanced_partners(group: Tensor, generator: Generator, parts: Sequence[int]) -> Tensor:
     """For each example a random partner, drawn with equal probability from group 1 and group 0.  [n] of 0, 1 -> [n]
 
     Partners are drawn with replacement. If a group is empty, all are from the other one.
     """
-    group = _whole(group, views)
+    group = _whole(group, parts)
     weight = group / group.sum().clamp_min(1) + (1 - group) / (1 - group).sum().clamp_min(1)
     upper = weight.double().cumsum(0)
     u = torch.rand(len(group), generator=generator, device=generator.device, dtype=torch.float64)
     partner = torch.searchsorted(upper, u * upper[-1], right=True).clamp_max(len(group) - 1)
-    of_views = partner.view(views, -1)
-    return of_views[:, distributed.rank_slice(of_views.shape[1])].flatten()
+    return _share(partner, parts)
 
 
-def mix(a: Tensor, order: Tensor, weight: Tensor, views: int = 1) -> Tensor:
+def mix(a: Tensor, order: Tensor, weight: Tensor, parts: Sequence[int]) -> Tensor:
     """weight a_i + (1 - weight) a_order(i), for inputs or targets.  a [B, ...], order: positions in the whole batch"""
-    return weight * a + (1 - weight) * _whole(a, views)[order]
+    return weight * a + (1 - weight) * _whole(a, parts)[order]
 
 
-def _whole(a: Tensor, views: int = 1) -> Tensor:
-    """The batch of all ranks, given the share of this one.  [views B / ranks, ...] -> [views B, ...]"""
-    return distributed.gather(a.reshape(views, -1, *a.shape[1:]), dim=1).flatten(0, 1)
+def _whole(a: Tensor, parts: Sequence[int]) -> Tensor:
+    """The batch of all ranks, given the share of this one."""
+    n = distributed.n_ranks()
+    if n == 1:
+        return a
+    by_rank = distributed.gather(a).view(n, *a.shape)
+    return torch.cat([part.flatten(0, 1) for part in torch.split(by_rank, list(parts), dim=1)])
 
 
-def mixup(x: Tensor, q: Tensor, alpha: float, generator: Generator, *, keep_own: bool = False) -> tuple[Tensor, Tensor]:
+def _share(whole: Tensor, parts: Sequence[int]) -> Tensor:
+    """The share of this rank of what belongs to the batch of all ranks."""
+    n = distributed.n_ranks()
+    return torch.cat([part[distributed.rank_slice(len(part))] for part in torch.split(whole, [n * s for s in parts])])
+
+
+def mixup(
+    x: Tensor,
+    q: Tensor,
+    alpha: float,
+    generator: Generator,
+    *,
+    parts: Sequence[int] | None = None,
+    keep_own: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Mix inputs and targets with those of a partner, with one lambda ~ Beta(alpha, alpha).  x [B, ...], q [B, K]
 
     With `keep_own`, lambda is max(lambda, 1 - lambda), so that example i keeps the larger weight (MixMatch).
     """
+    parts = parts or [len(x)]
     weight = beta(alpha, generator)
     weight = torch.maximum(weight, 1 - weight) if keep_own else weight
-    order = partners(len(x), generator)
-    return mix(x, order, weight), mix(q, order, weight)
+    order = partners(parts, generator)
+    return mix(x, order, weight, parts), mix(q, order, weight, parts)
 
 
-def mixup_selected(x: Tensor, q: Tensor, selected: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
+def mixup_selected(
+    x: Tensor, q: Tensor, selected: Tensor, alpha: float, generator: Generator, parts: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """Mixup among the selected examples only, with max(lambda, 1 - lambda).  x [B, ...], q [B, K], selected [B]
 
     The result has B examples, so that its shape is fixed: if fewer are selected, they occur more than once, with
@@ -74,10 +97,8 @@ def mixup_selected(x: Tensor, q: Tensor, selected: Tensor, alpha: float, generat
     """
     weight = beta(alpha, generator)
     weight = torch.maximum(weight, 1 - weight)
-    x, q, selected = (distributed.gather(a) for a in (x, q, selected))
-    share = distributed.rank_slice(len(selected))
-    own = draw_selected(selected, generator)[share]
-    other = draw_selected(selected, generator)[share]
+    x, q, selected = (_whole(a, parts) for a in (x, q, selected))
+    own, other = (_share(draw_selected(selected, generator), parts) for _ in range(2))
     return weight * x[own] + (1 - weight) * x[other], weight * q[own] + (1 - weight) * q[other]
 
 

@@ -72,9 +72,8 @@ def follow_percentile(average: Tensor, losses: Tensor, p: float, kept: float) ->
 
 def keep_at_random(n: int, rate: Tensor, generator: Generator) -> Tensor:
     """Weights of n examples: 0 for a random fraction `rate`, 1 for the others.  [n]"""
-    whole = n * distributed.n_ranks()
-    u = torch.rand(whole, generator=generator, device=generator.device)
-    return small_loss(u[distributed.rank_slice(whole)], rate)
+    u = distributed.draw_share(n, lambda total: torch.rand(total, generator=generator, device=generator.device))
+    return small_loss(u, rate)
 
 
 def steady_label(history: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from warpi.functional.losses import cross_entropy, one_hot
+from warpi.utils import distributed
 
 _TINY = 1e-30  # a float32 with a finite logarithm
 
@@ -55,7 +56,8 @@ def latent_labels(z: Tensor, y: Tensor, T: Tensor, generator: Generator) -> Tens
     Takes the winner of exponential races with these rates, because torch.multinomial would make a GPU wait.
     """
     q = z.softmax(1) * T.T[y]  # [B, K]
-    return (q.clamp_min(_TINY) / torch.empty_like(q).exponential_(generator=generator)).argmax(1)
+    times = distributed.draw_share(len(q), lambda n: q.new_empty(n, q.shape[1]).exponential_(generator=generator))
+    return (q.clamp_min(_TINY) / times).argmax(1)
 
 
 def well_conditioned(T: Tensor, limit: float = 10.0) -> Tensor:
@@ -97,23 +99,32 @@ def determinant_loss(z: Tensor, y: Tensor, epsilon: float = 1e-3) -> Tensor:
     """-1/K log(|det U| + epsilon), U = sum_i y_i p_i^T; label noise multiplies det U by a constant.  [B, K], [B] -> []
 
     A class without a label in the batch would make it zero, so its row becomes a unit vector. Computed in float64 with
-    logarithms, because the determinant of K rows scales like a K-th power.
+    logarithms, because the determinant of K rows scales like a K-th power. With several ranks, U is that of the whole
+    batch.
     """
     p = z.softmax(1).double()
     K = z.shape[1]
     Y = one_hot(y, K).to(p)  # [B, K]
-    n = Y.sum(0)  # [K]
-    U = (Y / n.clamp_min(1)).T @ p + torch.diag((n == 0).to(p))  # [K, K] rows sum to 1
+    n = distributed.total(Y.sum(0))  # [K]
+    U = distributed.total((Y / n.clamp_min(1)).T @ p) + torch.diag((n == 0).to(p))  # [K, K] rows sum to 1
     _, log_det = torch.linalg.slogdet(U + 1e-9 * torch.eye(K, dtype=p.dtype, device=p.device))
     log_det = log_det + n.clamp_min(1).log().sum()
     return (-torch.logaddexp(log_det, torch.full_like(log_det, math.log(epsilon))) / K).to(z.dtype)
 
 
 def cap_gradient(z: Tensor, weight: float = 1.0) -> Tensor:
-    """Logits whose gradient is scaled down to the largest that a mean cross-entropy can have: weight * sqrt(2 / B)."""
-    limit = weight * math.sqrt(2 / len(z))
+    """Logits whose gradient is scaled down to the largest that a mean cross-entropy can have: weight * sqrt(2 / B).
+
+    With several ranks, this is the gradient of the whole batch: a rank has its share, times the number of ranks.
+    """
+    n = distributed.n_ranks()
+    limit = n * weight * math.sqrt(2 / (n * len(z)))
+
+    def cap(g: Tensor) -> Tensor:
+        return g * (limit / distributed.total(g.square().sum()).sqrt().clamp_min(_TINY)).clamp_max(1)
+
     z = z.view_as(z)
-    z.register_hook(lambda g: g * (limit / g.norm().clamp_min(_TINY)).clamp_max(1))  # type: ignore[no-untyped-call]
+    z.register_hook(cap)  # type: ignore[no-untyped-call]
     return z
 
 

@@ -22,11 +22,12 @@ def bounded_losses(z: Tensor, eps: float = 1e-5) -> Tensor:
 def covariance(losses: Tensor, y: Tensor, cluster: Tensor, T: Tensor, mean: Tensor, prior: Tensor) -> Tensor:
     """sum_i P(i) sum_j Cov(T_ij(X), l(X, j) | cluster i), estimated on a batch.  losses [B, K], y, cluster [B] -> []
 
+    With several ranks, the mean of this over the ranks is that over the whole batch.
     T_ij(x) is 1 if the given label is j; `T` [K, K] is its mean in cluster i, and `mean` [K, K] the mean of the losses.
     """
     K = losses.shape[1]
     inside = one_hot(cluster, K)  # [B, K]
-    size = inside.sum(0).clamp_min(1)  # [K]
+    size = distributed.mean(inside.sum(0)).clamp_min(1 / distributed.n_ranks())  # [K]
     products = ((one_hot(y, K) - T[cluster]) * (losses - mean[cluster])).sum(1)  # [B]
     return (prior[cluster] / size[cluster] * products).sum()
 
@@ -87,7 +88,6 @@ class CAL(Method):
         self.weight.fill_(self.alpha_at(t))
         yield from super().epoch(t)
         if self.second:
-            distributed.average([self.sums, self.counts])
             self.mean.copy_(self.sums / self.counts.clamp_min(1e-6)[:, None])  # 0 if a cluster is empty
             self.sums.zero_()
             self.counts.zero_()
@@ -126,8 +126,9 @@ class CAL(Method):
         if self.second:
             cluster = self.cluster[batch.rows]
             loss = loss - covariance(losses, batch.y, cluster, self.T, self.mean, self.prior)
-            self.sums.index_add_(0, cluster, losses.detach())
-            self.counts.index_add_(0, cluster, torch.ones_like(losses[:, 0]))
+            inside = one_hot(cluster, losses.shape[1])  # [B, K]
+            self.sums += distributed.total(inside.T @ losses.detach())
+            self.counts += distributed.total(inside.sum(0))
         else:
             self.cluster[batch.rows] = self.sieved(z.detach(), batch.y)
         return {"loss": descend(loss, self.optimizer)}

@@ -10,6 +10,7 @@ from warpi.functional.losses import cross_entropy, generalized_cross_entropy, on
 from warpi.functional.mixup import mixup_selected
 from warpi.training.method import Log, Method, add_trusted, descend
 from warpi.training.warmup import warmup_epochs
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 _PUBLISHED_EPOCHS = 200
@@ -96,13 +97,14 @@ class DISC(Method):
         loss = (clean * cross_entropy(z, y).sum(0)).mean()
         loss = loss + self.lambda_h * (hard * generalized_cross_entropy(z, y, self.q).sum(0)).mean()
         labels = torch.cat([self.labels[batch.rows], y[n:]])
-        loss = loss + mixed.amax() * self.mixed_loss(views, labels, mixed)
+        any_mixed = distributed.total(mixed.sum()).clamp_max(1)
+        loss = loss + any_mixed * self.mixed_loss(views, labels, mixed, [n, known])
         log = {"clean": clean[:n].mean(), "hard": hard.mean(), "purified": purified.mean()}
         return {"loss": descend(loss, self.optimizer), **log}
 
-    def mixed_loss(self, views: tuple[Tensor, ...], labels: Tensor, mixed: Tensor) -> Tensor:
+    def mixed_loss(self, views: tuple[Tensor, ...], labels: Tensor, mixed: Tensor, parts: list[int]) -> Tensor:
         """Mean cross-entropy of mixtures of weak views plus that of mixtures of strong views."""
         target = one_hot(labels, self.task.n_classes)
-        pairs = [mixup_selected(x, target, mixed, self.alpha, self.generator) for x in views]
+        pairs = [mixup_selected(x, target, mixed, self.alpha, self.generator, parts) for x in views]
         z = self.net(torch.cat([x for x, _ in pairs]))
         return 2 * soft_cross_entropy(z, torch.cat([q for _, q in pairs])).mean()

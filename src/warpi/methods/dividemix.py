@@ -148,9 +148,10 @@ class DivideMix(Method):
         target = sharpen(torch.where(labeled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
         in_x = labeled.repeat(len(weak))  # [M B]
         b = beta(self.alpha, self.generator)
-        partner = balanced_partners(in_x, self.generator, len(weak))
+        parts = [len(view) for view in weak]
+        partner = balanced_partners(in_x, self.generator, parts)
         both = torch.cat(weak), target.repeat(len(weak), 1)
-        x, q = (mix(a, partner, torch.maximum(b, 1 - b), len(weak)) for a in both)  # Eqs. (5) to (8)
+        x, q = (mix(a, partner, torch.maximum(b, 1 - b), parts) for a in both)  # Eqs. (5) to (8)
         z, *z_strong = self.nets[k](torch.cat([x, *strong])).split([len(x), *(len(s) for s in strong)])
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
         loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)

@@ -87,8 +87,8 @@ class ELRPlus(Method):
         for k, net in enumerate(self.nets):
             t = update_memory(self.memories[k], batch.rows, self.predict_averaged(1 - k, batch.x), self.beta)
             b = beta(self.alpha, self.generator)
-            order = partners(len(y), self.generator)
-            mixed = [mix(a, order, torch.maximum(b, 1 - b)) for a in (batch.x, y, t)]
+            order = partners([len(y)], self.generator)
+            mixed = [mix(a, order, torch.maximum(b, 1 - b), [len(y)]) for a in (batch.x, y, t)]
             others = [(x, y, t) for x in batch.views[1:]]  # the strong view, if there is one
             x, q, t = (torch.cat(parts) for parts in zip(mixed, *others, strict=True))
             z = net(x)

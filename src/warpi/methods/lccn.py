@@ -11,6 +11,7 @@ from warpi.functional.transition import from_given, latent_labels, normalize_row
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
 from warpi.training.warmup import warmup_epochs
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 
@@ -63,12 +64,16 @@ class LCCN(Method):
         logits = self.net(batch.x)
         target = batch.y
         if self.phase:
-            self._count(self.latent[batch.rows], batch.y, -1.0)
+            self._count_all(self.latent[batch.rows], batch.y, -1.0)
             phi = self.T if self.phase == 1 else normalize_rows(self.counts + self.alpha)  # [K, K]
             self.latent[batch.rows] = target = latent_labels(logits.detach(), batch.y, phi, self.generator)
-            self._count(target, batch.y, 1.0)
+            self._count_all(target, batch.y, 1.0)
         loss = cross_entropy(logits, target).mean()
         return {"loss": descend(loss, self.optimizer)}
+
+    def _count_all(self, latent: Tensor, y: Tensor, sign: float) -> None:
+        """Count the examples of all ranks."""
+        self._count(distributed.gather(latent), distributed.gather(y), sign)
 
     def _count(self, latent: Tensor, y: Tensor, sign: float) -> None:
         self.counts.index_put_((latent, y), self.counts.new_full(y.shape, sign), accumulate=True)

@@ -13,6 +13,7 @@ from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
 from warpi.training.recipe import adam
 from warpi.training.warmup import warmup_epochs
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 
@@ -78,7 +79,8 @@ class Masking(Method):
 
     def generate(self, n: int) -> Tensor:
         """Sample transition matrices.  [n, K, K]"""
-        e = torch.randn(n, 10, generator=self.generator, device=self.structure.device)
+        device = self.structure.device
+        e = distributed.draw_share(n, lambda total: torch.randn(total, 10, generator=self.generator, device=device))
         T: Tensor = self.G(e).unflatten(1, self.structure.shape).softmax(2)
         return T
 

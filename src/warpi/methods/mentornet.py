@@ -1,6 +1,7 @@
 """MentorNet with a predefined curriculum (PD), and with one learned from trusted examples (DD)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.selection import follow_percentile, keep_at_random, self_paced
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import adam
+from warpi.utils import distributed
 from warpi.utils.settings import setting
 
 
@@ -127,10 +129,12 @@ class MentorNetDD(Method):
         meta = self.meta_loader.draw()
         weights = {name: w for name, w in self.net.named_parameters() if w.requires_grad}
         z = forward_at(self.net, weights, meta.x).z.detach()  # [M, K]
-        u = torch.rand(z.shape, generator=self.generator, device=z.device)
+        n, k = z.shape
+        uniform = partial(torch.rand, generator=self.generator, device=z.device)
+        u = distributed.draw_share(n, lambda total: uniform(total, k))
         drawn = z - (-u.log()).log()  # its argmax is a sample of softmax(z)
         wrong = drawn.scatter(1, meta.y[:, None], -torch.inf).argmax(dim=1)
-        right = (torch.rand(len(z), generator=self.generator, device=z.device) < 0.5).float()  # [M] v*
+        right = (distributed.draw_share(n, uniform) < 0.5).float()  # [M] v*
         losses = cross_entropy(z, torch.where(right > 0, meta.y, wrong))
         loss = nn.functional.binary_cross_entropy_with_logits(self.mentor_logits(losses), right)
         return descend(loss, self.mentor_optimizer)

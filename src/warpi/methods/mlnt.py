@@ -19,14 +19,18 @@ from warpi.utils.settings import setting
 
 
 def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, generator: Generator) -> Tensor:
-    """n copies of the labels of a batch, with a fraction of them replaced by labels of near neighbors.  [n, B]"""
+    """n copies of the labels of a batch, with a fraction of them replaced by labels of near neighbors.  [n, B]
+
+    With several ranks, the neighbors are those in the whole batch.
+    """
+    h, y = distributed.gather(h), distributed.gather(y)
     size = (n, len(y))
     away = torch.cdist(h, h).fill_diagonal_(torch.inf)  # [B, B]
     near = away.topk(min(k, len(y) - 1), largest=False).indices  # [B, k]
     which = (torch.rand(size, generator=generator, device=y.device) * near.shape[1]).long()  # [n, B]
     labels = y[near].expand(n, *near.shape).gather(2, which[:, :, None])[:, :, 0]
     order = torch.rand(size, generator=generator, device=y.device).argsort(dim=1).argsort(dim=1)
-    return torch.where(order < int(share * len(y)), labels, y)
+    return torch.where(order < int(share * len(y)), labels, y)[:, distributed.rank_slice(len(y))]
 
 
 @dataclass

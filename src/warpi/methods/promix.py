@@ -124,7 +124,8 @@ class ProMix(Method):
         p = torch.stack([a[: len(y), 0].detach().softmax(1) for a in z])  # [2, B, K] of the weak view
         selected = self.match(batch, y, p)
         reliable = self.add_guesses(selected, p) if self.is_guessing else selected
-        logs = [self.learn(k, views[0], y, z[k], selected[k], reliable[k]) for k in (0, 1)]
+        parts = [len(batch.y), len(y) - len(batch.y)]
+        logs = [self.learn(k, views[0], y, z[k], selected[k], reliable[k], parts) for k in (0, 1)]
         self.follow_means(p, reliable)
         return {"loss": (logs[0] + logs[1]) / 2, "selected": reliable.mean()}
 
@@ -152,21 +153,28 @@ class ProMix(Method):
         confidence, guess = p.max(2)  # [2, B]
         agree = (guess[0] == guess[1]) & (confidence > self.tau).all(0)  # [B]
         new = agree & (selected == 0)  # [2, B]
-        room = int(self.most * selected.shape[1]) - selected.sum(1, keepdim=True)  # [2, 1]
-        rank = torch.where(new, -confidence.mean(0), 1.0).argsort(stable=True, dim=1).argsort(1)
+        order = distributed.gather(torch.where(new, -confidence.mean(0), 1.0), dim=1)  # of the batch of all ranks
+        rank = order.argsort(stable=True, dim=1).argsort(1)[:, distributed.rank_slice(order.shape[1])]
+        room = int(self.most * order.shape[1]) - distributed.total(selected.sum(1, keepdim=True))  # [2, 1]
         return torch.where(new & (rank < room), 1.0, selected)
 
-    def learn(self, k: int, x: Tensor, y: Tensor, z: Tensor, selected: Tensor, reliable: Tensor) -> Tensor:
-        """One step of network k.  x [B, ...] weak views, z [2 B, 2, K] of both views, selected and reliable [B]"""
+    def learn(
+        self, k: int, x: Tensor, y: Tensor, z: Tensor, selected: Tensor, reliable: Tensor, parts: list[int]
+    ) -> Tensor:
+        """One step of network k.  x [B, ...] weak views, z [2 B, 2, K] of both views, selected and reliable [B]
+
+        `parts` are the numbers of noisy and of trusted examples.
+        """
         z_weak, z_strong = z.chunk(2)  # [B, 2, K]
         log_pi, log_other = self.mean_p[k].log()  # [K]
         guess = (z_weak[:, 0].detach() - self.debias_labels * log_pi).argmax(1)
         target = one_hot(torch.where(selected > 0, y, guess), z.shape[2])  # [B, K]
         margin = self.debias_loss * log_pi
         of_labels = two_losses(z_weak + margin, target) + self.w * two_losses(z_strong + margin, target)
-        x_mixed, mixed = mixup_selected(x, target, reliable, self.alpha, self.generator)
+        x_mixed, mixed = mixup_selected(x, target, reliable, self.alpha, self.generator, parts)
         z_mixed = self.two_heads[k](x_mixed).unflatten(1, (2, -1))
-        of_mixed = reliable.amax() * two_losses(z_mixed + margin, mixed).mean()
+        any_reliable = distributed.total(reliable.sum()).clamp_max(1)
+        of_mixed = any_reliable * two_losses(z_mixed + margin, mixed).mean()
         soft = sharpen((z_weak[:, 0].detach() - self.debias_labels * log_other).softmax(1), self.temperature)
         margin = self.debias_loss * log_other
         of_weak = soft_cross_entropy(z_weak[:, 1] + margin, soft)

@@ -188,7 +188,8 @@ class WarPIPlus(Method):
         teacher = self.averaged_nets[0]
         h_trusted = infer(teacher, trusted.x, features=True)  # [M, D]
         u = (last_layer(teacher, h).softmax(1) - self.meta_net(q, y)) / len(y)  # [B, K] dL/dz, a function of phi
-        z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ h.T + 1) @ u  # +1 for the bias
+        weight, bias = distributed.mean(h.T @ u), distributed.mean(u.sum(0))  # gradients of the last layer
+        z = last_layer(teacher, h_trusted) - self.virtual_lr * (h_trusted @ weight + bias)
         descend(cross_entropy(z, trusted.y).mean(), self.meta_optimizer)
 
     def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
@@ -201,7 +202,8 @@ class WarPIPlus(Method):
             weak = torch.cat([weak, y])
             strong = torch.cat([strong, y])
             used = torch.cat([used, torch.ones_like(y[:, 0])])
-        x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, keep_own=not self.warming)
+        parts = [len(batch.y), len(weak) - len(batch.y)]
+        x_mixed, mixed = mixup(x_weak, weak, alpha, self.generator, parts=parts, keep_own=not self.warming)
         z_mixed, z_strong = self.net(torch.cat([x_mixed, x_strong])).chunk(2)
         of_mixed = soft_cross_entropy(z_mixed, mixed).mean()
         of_strong = (used * soft_cross_entropy(z_strong, strong)).mean()

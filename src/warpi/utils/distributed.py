@@ -73,6 +73,15 @@ def rank_slice(n: int) -> slice:
     return slice(rank() * part, (rank() + 1) * part)
 
 
+def draw_share(n: int, draw: Callable[[int], Tensor], dim: int = 0) -> Tensor:
+    """The random numbers of this rank's n examples: `draw(N)` makes those of the whole batch of N, on every rank.
+
+    So the generators of all ranks stay in the same state, and the numbers do not depend on the number of ranks.
+    """
+    whole = draw(n * n_ranks())
+    return whole.narrow(dim, rank() * n, n)
+
+
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """Context manager: join the other processes if torchrun started this one. An existing process group is used."""
