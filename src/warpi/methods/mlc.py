@@ -33,11 +33,8 @@ class Corrector(nn.Module):
 
 
 def halve(batch: Batch) -> tuple[Batch, Batch]:
-    """Split a trusted batch into one half to train on and one for L_meta.
-
-    Every other example, so that several ranks with an even number of examples each take the halves of one process.
-    """
-    return batch.part(slice(1, None, 2)), batch.part(slice(0, None, 2))
+    """Split a trusted batch into one half to train on and one for L_meta."""
+    return batch.part(slice(1, None, 2)), batch.part(slice(0, None, 2))  # the same for any number of ranks
 
 
 @dataclass
