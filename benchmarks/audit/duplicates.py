@@ -21,8 +21,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common import RESULTS, made_on
-from warpi.audit.duplicates import neighbors
-from warpi.audit.duplicates.find import Duplicates, find_duplicates
+from warpi.audit.duplicates.find import find_duplicates
+from warpi.data.duplicates import neighbors
+from warpi.data.duplicates.result import Duplicates
 
 OUT = RESULTS / "duplicates.json"
 KINDS = ("exact", "crop", "jpeg", "brightness", "all three")

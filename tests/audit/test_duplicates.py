@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from warpi.audit import find_duplicates
-from warpi.audit.duplicates.thumbnails import compare, make_thumbnails, mark_blank
 from warpi.cli import main
 from warpi.data.dataset import Dataset
+from warpi.data.duplicates import search
+from warpi.data.duplicates.leaks import describe_leaks
+from warpi.data.duplicates.thumbnails import compare, make_thumbnails, mark_blank
 from warpi.data.overlap import count_copies
 from warpi.data.split import Split
 from warpi.datasets.arrays import make_images
@@ -127,7 +129,8 @@ def test_arrays_of_images_are_compared_as_images() -> None:
 def test_a_crop_beyond_the_limit_and_another_picture_do_not_match() -> None:
     whole = scene(0)
     crops = [whole, whole.crop((3, 0, 68, 72)), whole.crop((0, 0, 40, 40)), scene(1)]
-    x = torch.cat([make_thumbnails(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]) for image in crops])
+    first = torch.zeros(1, dtype=torch.int64)
+    x = torch.cat([make_thumbnails(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None], first) for image in crops])
     near, far, other = compare(x, torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2, 3])).tolist()
     assert near > 0.93 > 0.8 > max(far, other)
     assert not mark_blank(x).any()
@@ -159,3 +162,44 @@ def test_fit_reports_exact_copies_between_train_and_test(
     arguments = ["--data", str(tmp_path / "d.npz"), "--method", "ce", "--net", "linear", "--epochs", "1"]
     assert main(["fit", *arguments, "--out", str(tmp_path / "run")]) == 0
     assert "5 of 7 test rows have the same input as a training row" in " ".join(capsys.readouterr().out.split())
+
+
+def test_near_copies_across_parts_are_described_before_training(folder: Path) -> None:
+    for path in (folder / "train" / "cat" / "blank.png", folder / "train" / "dog" / "broken.png"):
+        path.unlink()
+    trusted = folder.parent / "checked"
+    for name in ("cat", "dog"):
+        (trusted / name).mkdir(parents=True)
+        scene(50).save(trusted / name / "own.png")
+    scene(12).crop((2, 2, 70, 71)).save(trusted / "dog" / "copy.png")
+    for in_memory in (False, True):
+        dataset = read_folder(folder, size=64, in_memory=in_memory)
+        checked = read_folder(trusted, size=64, in_memory=in_memory)
+        train = Split(dataset.examples, torch.arange(len(dataset.y)), dataset.y)
+        meta = Split(checked.examples, torch.arange(len(checked.y)), checked.y)
+        lines = describe_leaks(train, None, meta, dataset.test, dataset.classes, "warpi duplicates d")
+        assert lines == [
+            "1 of 3 test rows is a copy or near copy of a training row; the test accuracy may be too high",
+            "1 of 3 trusted rows is a copy or near copy of a training row; the accuracy on trusted rows may be too "
+            "high",
+            "to list the copies, so that you can remove one of each two: warpi duplicates d",
+        ]
+        assert describe_leaks(train, None, None, None, dataset.classes, "x") == []
+
+
+def test_a_bounded_search_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.stack([torch.from_numpy(np.array(scene(i, 32))).permute(2, 0, 1) for i in (0, 1, 2, 3, 0, 0, 1)])
+    x[5] = (x[5] * 0.8).to(torch.uint8)
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 1])
+    splits = [Split(make_images(part), torch.arange(len(part)), y[: len(part)]) for part in (x[:4], x[4:])]
+    arguments = (splits[0], None, None, splits[1], ("a", "b"), "C")
+    assert describe_leaks(*arguments)[0].startswith("3 of 3 test rows are copies or near copies of a")
+    monkeypatch.setattr(search, "MOST_PAIRS", 0)
+    expected = "near copies were not searched (too many images look alike); to search them: C"
+    assert describe_leaks(*arguments)[-1] == expected
+    monkeypatch.setattr(search, "MOST_ROWS", 6)
+    lines = describe_leaks(*arguments)
+    assert lines[0] == "2 of 3 test rows have the same input as a training row; the test accuracy may be too high"
+    assert lines[-1] == "near copies were not searched (7 rows are too many); to search them: C"
+    small = Dataset("small", make_images(x[:, :, ::4, ::4].contiguous()), y, ("a", "b"))
+    assert find_duplicates(small).describe()[-1].endswith("images of less than 32 pixels look too much alike")

@@ -16,8 +16,8 @@ from warpi.utils.terminal import cell, say
 
 if TYPE_CHECKING:
     from warpi.audit.annotators.consensus import Consensus
-    from warpi.audit.duplicates.find import Duplicates
     from warpi.audit.result import Audit
+    from warpi.data.duplicates.result import Duplicates
 
 _INSTEAD = ("data", "label", "labels", "trusted", "classes", "out")  # flags that need --probabilities
 _OF_A_RUN = ("folds", "rows", "checked")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from warpi.data.duplicates.leaks import describe_leaks
 from warpi.data.image_files import SMALL
-from warpi.data.overlap import count_copies
 from warpi.datasets.hugging_face.saved import store_objects
 from warpi.errors import UserError, blame_file
 from warpi.methods.old_names import OLD_NAMES
@@ -25,6 +25,7 @@ from warpi.nets.registry import VECTOR_NETS
 from warpi.runs.defaults import scale_to_ranks, to_plain_types
 from warpi.runs.fingerprints import file_sha256
 from warpi.runs.packed_task import pack_task
+from warpi.runs.rerun_command import flag
 from warpi.runs.run_folder import RunFolder, check_outside, describe_run
 from warpi.runs.same_run import check_same_run, current_folder, how_to_resume, resolve_threads, restore_spec
 from warpi.runs.schema import FORMAT, to_stored_names
@@ -372,14 +373,20 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
 
 
 def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
-    """Print how many test rows are copies of training rows: they make the test accuracy too high."""
-    test = prepared.truth.test
-    n = 0 if progress.quiet or test is None else count_copies(test, prepared.task.train)
-    if n and test is not None:
-        progress.print(
-            f"{n} of {len(test)} test rows have the same input as a training row; the test accuracy may be too high "
-            f"(warpi duplicates {shlex.quote(prepared.spec.data.data)} lists them)"
-        )
+    """Print how many trusted and test rows are copies of other rows: they make accuracies too high."""
+    if progress.quiet:
+        return
+    task, data = prepared.task, vars(prepared.spec.data)
+    settings = {
+        "root": data["root"],
+        "label": data["label"],
+        "trusted": data["meta_data"],
+        "drop": data["drop"] or None,
+    }
+    flags = [word for name, value in settings.items() for word in flag(name, value)]
+    command = shlex.join(["warpi", "duplicates", data["data"], *flags])
+    for line in describe_leaks(task.train, task.val, task.meta, prepared.truth.test, task.classes, command):
+        progress.print(line)
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:

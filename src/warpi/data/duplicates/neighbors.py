@@ -8,12 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.audit.duplicates import thumbnails as thumbs
+from warpi.data.duplicates import thumbnails as thumbs
 
 SIMILAR = 0.88  # detail that near copies share at least; benchmarks/audit/duplicates.py
 CLOSE = 0.1  # distance of near copies, relative to the usual distance of the nearest neighbor
 CLOSE_TEXT = 0.3  # the same for texts
-OUTLIER = 5.0  # robust standard deviations
 _CANDIDATE = 0.75  # similarity of coarse structure below which images are not compared
 _MOST = 8  # candidates per image and window
 _NEIGHBORS = 5
@@ -31,8 +30,15 @@ class Pairs(NamedTuple):
     similarity: Floats  # [m] of the pair, at most 1
 
 
-def find_similar_images(thumbnails: Tensor) -> Pairs:
-    """Pairs of thumbnails [N, S, S] that show the same picture, even if it was cropped, compressed or brightened."""
+class TooManyPairs(Exception):
+    """More pairs of images look alike than may be compared."""
+
+
+def find_similar_images(thumbnails: Tensor, most: int | None = None) -> Pairs:
+    """Pairs of thumbnails [N, S, S] that show the same picture, even if it was cropped, compressed or brightened.
+
+    Raises TooManyPairs if more than `most` pairs have to be compared.
+    """
     index = torch.cat([thumbs.describe(part) for part in torch.split(thumbnails, _AT_ONCE)])
     found: set[tuple[int, int]] = set()
     k = min(_MOST, len(index))
@@ -45,6 +51,8 @@ def find_similar_images(thumbnails: Tensor) -> Pairs:
             rows, ranks = (best.values >= _CANDIDATE).nonzero(as_tuple=True)
             others = best.indices[rows, ranks].tolist()
             found.update((min(i, j), max(i, j)) for i, j in zip((rows + start).tolist(), others, strict=True))
+        if most is not None and len(found) > most:
+            raise TooManyPairs
     pairs = torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2)
     score = thumbs.compare(thumbnails, pairs[:, 0], pairs[:, 1])
     kept = score >= SIMILAR

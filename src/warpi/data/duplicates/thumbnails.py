@@ -22,6 +22,7 @@ _STEPS = (0.0, 0.04, 0.08, 0.12)  # cuts that are tried first
 _FINER = (-0.02, 0.0, 0.02)  # changes of the best of them that are tried next
 _BLANK = 2.0  # gray levels: an image with a smaller standard deviation shows nothing
 _AT_ONCE = 64  # pairs
+_PIXELS_AT_ONCE = 2**23
 
 Window = tuple[float, float]  # the parts of a side that are cut off at its two ends
 
@@ -49,12 +50,12 @@ def _read_one(path: str) -> NDArray[np.uint8] | str:
     return np.array(image)
 
 
-def make_thumbnails(x: Tensor) -> Tensor:
-    """Thumbnails of images in memory. Pixels that are not bytes are scaled.  [N, C, H, W] -> [N, SIDE, SIDE] uint8"""
+def make_thumbnails(x: Tensor, rows: Tensor) -> Tensor:
+    """Thumbnails of some images in memory [N, C, H, W], as bytes. Other pixels are scaled.  [n, SIDE, SIDE] uint8"""
     low, high = (0.0, 255.0) if x.dtype == torch.uint8 else (float(x.min()), float(x.max()))
     parts = []
-    for images in torch.split(x, 1024):
-        gray = images.float().mean(1, keepdim=True)
+    for some in torch.split(rows, max(1, _PIXELS_AT_ONCE // x[0].numel())):
+        gray = x[some].float().mean(1, keepdim=True)
         small = F.interpolate(gray, (SIDE, SIDE), mode="bilinear", antialias=True)[:, 0].cpu()
         parts.append(((small - low) * (255 / max(high - low, 1e-9))).round().clamp(0, 255).to(torch.uint8))
     return torch.cat(parts)

@@ -1,0 +1,1 @@
+"""Copies, near copies, outliers and broken images among the rows of splits."""
