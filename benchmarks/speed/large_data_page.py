@@ -55,12 +55,13 @@ def growth(records: Sequence[dict[str, Any]]) -> str:
     for few, many in ((1, 4), (4, 16)):
         grown = [
             f"{by[part, many][key] / by[part, few][key]:.1f}"
-            for key in ("epoch_cpu_s", "anonymous_gib")
+            for key in ("cpu_s", "epoch_cpu_s", "anonymous_gib")
             for part in ("file", "blocks")
         ]
         sentences.append(
-            f"From {few} M to {many} M rows an epoch takes {grown[0]} (rows) and {grown[1]} times (blocks) the CPU "
-            f"time, and the memory grows by factors of {grown[2]} and {grown[3]}."
+            f"From {few} M to {many} M rows the whole command takes {grown[0]} (rows) and {grown[1]} times (blocks) the"
+            f" CPU time, an epoch {grown[2]} and {grown[3]} times, and the memory grows by factors of {grown[4]} and "
+            f"{grown[5]}."
         )
     return " ".join(sentences)
 
@@ -113,7 +114,7 @@ def made(records: Sequence[dict[str, Any]], parts: Any) -> str:
     first = some[0]
     return (
         f"Measured {min(r['date'] for r in some)}, {first['machine']}, Python {first['python']}, "
-        f"torch {first['torch']}, numpy {first['numpy']}; other processes ran too (load {load})."
+        f"torch {first['torch']}, numpy {first['numpy']}; load of the machine: {load}."
     )
 
 
