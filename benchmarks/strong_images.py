@@ -35,7 +35,6 @@ PLAIN: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
 PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
 FINE: dict[str, Any] = {"data": "cifar100", "noise": "given:noisy"}  # the fine labels of CIFAR-100N
 C100_FLIP: dict[str, Any] = {"data": "cifar100", "noise": "flip:0.4"}
-WIDE: dict[str, Any] = {"net": "fastnet_wide"}
 RUNS: dict[str, dict[str, Any]] = {
     "ce_clean": PLAIN,
     "ce_clean_no_mixup": {**PLAIN, "mixup": 0.0, "label_smoothing": 0.1},
@@ -74,9 +73,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_c100_flip_strict": {**PLUS, **C100_FLIP, "rho": 0.75, "agreement": 0.98},
     "ce_c100_clean": {**PLAIN, "data": "cifar100"},
     "ce_clean_long": {**PLAIN, "epochs": 480},
-    "ce_clean_wide": {**PLAIN, **WIDE},
-    "plus_random1_wide": {**PLUS, **WIDE, "noise": "given:random1"},
-    "plus_random2_wide": {**PLUS, **WIDE, "noise": "given:random2"},
 }
 # Other methods without trusted images; their authors' schedules are compressed to about five H200 minutes. With several
 # loss terms, half the learning rate and twice the weight decay keep the relative change of the weights per step.

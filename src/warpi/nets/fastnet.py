@@ -40,11 +40,6 @@ class FastNet(nn.Module):
         return z
 
 
-def fastnet_wide(shape: tuple[int, ...], n_classes: int) -> FastNet:
-    """FastNet with 1.5 times the channels."""
-    return FastNet(shape, n_classes, widths=(192, 576, 768))
-
-
 class _Block(nn.Module):
     """A convolution with pooling, then two more convolutions around a residual connection."""
 

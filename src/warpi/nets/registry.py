@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
-from warpi.nets.fastnet import FastNet, fastnet_wide
+from warpi.nets.fastnet import FastNet
 from warpi.nets.linear import LinearHead
 from warpi.nets.mlp import MLP, plain_mlp
 from warpi.nets.preact_resnet import PreActResNet18
@@ -40,7 +40,6 @@ NETS: dict[str, NetEntry] = {
     "resnet18": NetEntry("ResNet-18 with a 3x3 stem, 11.2 M parameters; small images", resnet18),
     "preact18": NetEntry("pre-activation ResNet-18, 11.2 M parameters; small images", PreActResNet18),
     "fastnet": NetEntry("whitening and three wide blocks, 10.0 M parameters, fast on a GPU; small images", FastNet),
-    "fastnet_wide": NetEntry("fastnet with 1.5 times the channels, 22.3 M parameters; small images", fastnet_wide),
     "wrn28_10": NetEntry("WRN-28-10, 36.5 M parameters; small images", WideResNet),
     "resnet50": NetEntry("ResNet-50, 25.6 M parameters; photos of at least 32 pixels", resnet50),
 }

@@ -21,7 +21,7 @@ _METHODS = (
     "mentornet_dd selfie cdr plc pencil m_correction d2l limit smp noiserank elr elr_plus cleannet cal wann dmlp "
     "sop sop_plus promix disc"
 )
-_NETS = "mlp mlp_plain linear conv4 resnet20 resnet32 resnet18 preact18 fastnet fastnet_wide wrn28_10 resnet50"
+_NETS = "mlp mlp_plain linear conv4 resnet20 resnet32 resnet18 preact18 fastnet wrn28_10 resnet50"
 BUILTIN = {"METHODS": frozenset(_METHODS.split()), "NETS": frozenset(_NETS.split())}
 """The names in METHODS and NETS, since importing these tables would load torch. A test compares them."""
 
