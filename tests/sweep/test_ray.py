@@ -1,5 +1,6 @@
 """`warpi sweep --on ray`: a cluster of four nodes on loopback addresses, a local one, and no shared folder."""
 
+import json
 import os
 import re
 import secrets
@@ -42,7 +43,14 @@ class Slow(CE):
         time.sleep(float(os.environ.get("PAUSE", "0")))
         return super().step(batch)
 
-METHODS = {"slow": Slow()}
+@dataclass
+class Broken(CE):
+    """A method with a bug."""
+
+    def step(self, batch):
+        raise ValueError("odd")
+
+METHODS = {"slow": Slow(), "broken": Broken()}
 '''
 SWEEP = """
 [defaults]
@@ -118,6 +126,10 @@ def test_files_of_an_earlier_attempt_are_ignored(tmp_path: Path) -> None:
     assert inbox.receive("run", 2, {"checkpoint": b"2"}, True)
     assert not Watch(tmp_path / "run").is_held()
     assert not inbox.receive("run", 2, {"checkpoint": b"3"}, False)
+    assert not (tmp_path / ".sweep").exists()
+    assert inbox.begin("run") is not None
+    assert inbox.receive("run", 3, {}, True, b"why")
+    assert (tmp_path / ".sweep" / "run" / "failed.json").read_bytes() == b"why"
     assert (tmp_path / "run" / "checkpoint").read_bytes() == b"2"
     inbox.put({"kind": "done"})
     assert inbox.take() == [{"kind": "done"}]
@@ -350,6 +362,13 @@ def test_files_go_to_and_return_from_a_machine_that_does_not_see_the_folder(
         assert ray.get(train.remote(there, failing, "cpu", False)) == "", "a failed run is a result"
         look()
         assert [event.kind for event in seen if event.run == "failing"] == ["begun", "failed"]
+        broken = Job("broken", {**job.settings, "method": "broken"})
+        assert ray.get(train.remote(there, broken, "cpu", False)) == ""
+        for name, reason, details in (("failing", "loss", ""), ("broken", "ValueError: odd", "in step")):
+            failed = json.loads((out / ".sweep" / name / "failed.json").read_text())
+            assert failed["session"] == "a session"
+            assert reason in failed["reason"]
+            assert details in failed["details"]
         monkeypatch.setattr(on_ray, "catch_signals", lambda: nullcontext([signal.SIGTERM]))
         assert on_ray.train_run(there, replace(job, name="early"), "cpu", False) == ""
         look()

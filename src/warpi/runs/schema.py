@@ -28,6 +28,11 @@ SWEEP = "sweep.json"
 """The settings that a sweep gave the run."""
 
 
+def failure_file(sweep: Path, run: str) -> Path:
+    """The file of a sweep that says why a run failed. It is not in the folder of the run."""
+    return sweep / ".sweep" / run / "failed.json"
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """The settings that say what to learn from. `DataSpec` reads it."""

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from warpi.runs.schema import failure_file
 from warpi.utils.files import write_with_folder
 from warpi.utils.leases import Busy, Watch, one_writer
 
@@ -41,15 +42,19 @@ class Inbox:
         self.attempts[run] = self.attempts.get(run, 0) + 1
         return self.attempts[run], changed_files(self.out / run, {})
 
-    def receive(self, run: str, attempt: int, files: dict[str, bytes], is_last: bool) -> bool:
+    def receive(
+        self, run: str, attempt: int, files: dict[str, bytes], is_last: bool, failure: bytes | None = None
+    ) -> bool:
         """Write files of a run in the given order, or return False for those of an earlier attempt.
 
-        After the last ones, other processes may have the run.
+        After the last ones, other processes may have the run. `failure` says why it failed.
         """
         if attempt != self.attempts[run] or run not in self.leases:
             return False
         for name, content in files.items():
             write_with_folder(self.out / run / name, content)
+        if failure is not None:
+            write_with_folder(failure_file(self.out, run), failure)
         if is_last:
             self.leases.pop(run).close()
         return True

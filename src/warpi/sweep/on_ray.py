@@ -19,6 +19,7 @@ import torch
 import warpi
 from warpi.errors import UserError, first_line, missing_package
 from warpi.runs import plugins
+from warpi.runs.schema import failure_file
 from warpi.runs.spec import DataCache
 from warpi.sweep.inbox import Inbox, changed_files
 from warpi.sweep.place import Place
@@ -223,7 +224,7 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
         send: Callable[[RunEvent], None] = lambda _: None
         if not sweep.proof.exists():  # this machine does not see the folder
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-")))
-            send = _exchange_files(ray, sweep, job, out / job.name, caught)
+            send = _exchange_files(ray, sweep, job, out, caught)
 
         reported = set[str]()
 
@@ -243,13 +244,14 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
     return ""
 
 
-def _exchange_files(ray: Any, sweep: Sweep, job: Job, folder: Path, caught: list[int]) -> Callable[[RunEvent], None]:
+def _exchange_files(ray: Any, sweep: Sweep, job: Job, out: Path, caught: list[int]) -> Callable[[RunEvent], None]:
     """Fetch the files of a run. Returns a function that sends those that have changed, at most events now and then."""
     while (begun := ray.get(sweep.inbox.begin.remote(job.name))) is None and not caught:
         time.sleep(1)
     if begun is None:
         return lambda _: None
     attempt, files = begun
+    folder, failed = out / job.name, failure_file(out, job.name)
     folder.mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -262,7 +264,8 @@ def _exchange_files(ray: Any, sweep: Sweep, job: Job, folder: Path, caught: list
         began = time.monotonic()
         if event.kind in _LAST or (event.kind == "epoch" and began >= due):
             files = changed_files(folder, known)
-            if not ray.get(sweep.inbox.receive.remote(job.name, attempt, files, event.kind in _LAST)):
+            failure = failed.read_bytes() if event.kind == "failed" else None
+            if not ray.get(sweep.inbox.receive.remote(job.name, attempt, files, event.kind in _LAST, failure)):
                 raise LeaseLost(f"another machine trains {job.name}")
             due = time.monotonic() + _SHARE * (time.monotonic() - began)
 

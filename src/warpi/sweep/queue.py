@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warpi.errors import UserError
-from warpi.runs.schema import SWEEP
+from warpi.runs.schema import SWEEP, failure_file
 from warpi.runs.spec import DataCache
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.run_states import check_fit_settings, read_settings, run_state
@@ -60,7 +60,7 @@ class Queue:
         for job in self.plan.jobs:
             if job.name in self.ended | self.claimed or self._watch(job).is_held():
                 continue
-            failure = read_settings(self._notes(job) / "failed.json")
+            failure = read_settings(failure_file(self.plan.out, job.name))
             if failure is not None and failure.get("session") == self.session:
                 self.ended.add(job.name)
                 continue
@@ -110,10 +110,7 @@ class Queue:
     def mark_failed(self, job: Job, reason: str, details: str = "") -> None:
         self.ended.add(job.name)
         note = {"session": self.session, "reason": reason, "details": details}
-        write_with_folder(self._notes(job) / "failed.json", json.dumps(note, indent=1) + "\n")
+        write_with_folder(failure_file(self.plan.out, job.name), json.dumps(note, indent=1) + "\n")
 
     def _watch(self, job: Job) -> Watch:
         return self.watches.setdefault(job.name, Watch(self.plan.out / job.name))
-
-    def _notes(self, job: Job) -> Path:
-        return self.plan.out / ".sweep" / job.name

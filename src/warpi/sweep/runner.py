@@ -25,7 +25,7 @@ from warpi.report.experiments import find_runs, group_by
 from warpi.report.table import screen, to_rich
 from warpi.report.write import write_report
 from warpi.runs import plugins
-from warpi.runs.schema import SPEC, SWEEP
+from warpi.runs.schema import SPEC, SWEEP, failure_file
 from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep import on_ray, on_slurm
 from warpi.sweep.display import Board, format_duration, format_scores, states_table
@@ -103,7 +103,7 @@ def dry_run(plan: Plan) -> None:
     """Print which runs are done and which are missing."""
     console = Console(highlight=False)
     states = read_states(plan)
-    notes = {job.name: read_settings(plan.out / ".sweep" / job.name / "failed.json") for job in plan.jobs}
+    notes = {job.name: read_settings(failure_file(plan.out, job.name)) for job in plan.jobs}
     failed = {name: str(note.get("reason")) for name, note in notes.items() if note is not None}
     console.print(states_table(plan, states, failed))
     n_done = sum(state.done for state in states.values())
