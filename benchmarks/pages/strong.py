@@ -108,7 +108,7 @@ def page(folder: Path = KEPT) -> str:
     rows = [table_row(group, [by_name[run.path.name] for run in group]) for group in finished.values() if group]
     about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
     notes = (folder / "notes.md").read_text().strip()
-    lines = [HEAD, *rows, "", *cut_off(by_name.values()), *beginnings(runs.values())]
+    lines = [HEAD, *rows, "", *cut_off(by_name.values()), *first_epochs(runs.values())]
     lines += [PUBLISHED, *published(finished), *rivals(finished)]
     lines += ["", notes, ""]
     return INTRO.format(**about) + "\n".join(lines)
@@ -170,7 +170,7 @@ def cut_off(rows: Iterable[Summary]) -> list[str]:
     return [f"Cut off, and therefore not in the table: {'; '.join(stopped)}."] if stopped else []
 
 
-def beginnings(runs: Iterable[RunRecord]) -> list[str]:
+def first_epochs(runs: Iterable[RunRecord]) -> list[str]:
     """Accuracies of the runs of the first epochs of a longer schedule, that of the authors of a method."""
     lines = []
     for run in runs:

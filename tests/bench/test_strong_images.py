@@ -92,7 +92,7 @@ def test_page_shows_the_first_epochs_of_a_longer_schedule() -> None:
     spec = {"recipe": {"net": "preact18", "batch_size": 64, "lr": 0.02, "epochs": 300}}
     epochs = [{"epoch": t, "test_acc": 70.0 + t} for t in range(1, 21)]
     run = RunRecord(Path("dividemix_paper_random1_seed0"), spec, {}, {}, epochs, done=False)
-    (_, line) = strong.beginnings([run])
+    (_, line) = strong.first_epochs([run])
     assert "schedule of 300" in line
     assert line.endswith("80.00 at epoch 10, 90.00 at epoch 20.")
     row = {"name": run.path.name, "finished": False, "epochs": 20, "test_acc": 90.0}

@@ -696,7 +696,7 @@ def test_cal_restarts_after_the_sieve(tiny: TaskAndTruth) -> None:
     list(method.epoch(1))
     assert torch.equal(method.cluster, cluster)  # by the network of the first phase
     assert all(map(torch.equal, method.net.parameters(), fresh.net.parameters()))
-    assert method.recipe.lr_at(1, method.beginnings) == recipe.lr
+    assert method.recipe.lr_at(1, method.schedule_starts) == recipe.lr
 
 
 # --- losses of single steps -------------------------------------------------------------------------------------------

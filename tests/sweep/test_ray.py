@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from same_runs import assert_same_runs
+from sweep_helpers import assert_same_as_local, read_log, sweep, write_sweep
 
 import warpi
-from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.runs import plugins
 from warpi.sweep import on_ray
@@ -29,57 +28,13 @@ from warpi.sweep.plan import Job, read_plan
 from warpi.sweep.queue import RunEvent
 from warpi.utils.leases import Watch, one_writer
 
-# Pauses in which a test can kill a node; they change no result.
-PLUGIN = '''
-import os, time
-from dataclasses import dataclass
-from warpi import CE
-
-@dataclass
-class Slow(CE):
-    """Plain training with pauses."""
-
-    def step(self, batch):
-        time.sleep(float(os.environ.get("PAUSE", "0")))
-        return super().step(batch)
-
-@dataclass
-class Broken(CE):
-    """A method with a bug."""
-
-    def step(self, batch):
-        raise ValueError("odd")
-
-METHODS = {"slow": Slow(), "broken": Broken()}
-'''
-SWEEP = """
-[defaults]
-data = "digits"
-limit = 300
-meta = 20
-batch_size = 16
-epochs = 6
-threads = 1
-[grid]
-noise = ["pair:0.4"]
-seed = [0, 1, 2, 3, 4, 5]
-method = ["slow", "gce"]
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "plugin.py").write_text(PLUGIN)
-    (tmp_path / "few.toml").write_text(SWEEP)
+    pause = 'float(os.environ.get("PAUSE", "0"))'  # a test can kill a node during a pause
+    write_sweep(tmp_path, pause, epochs=6, seeds=[*range(6)], methods=["slow", "gce"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def sweep(*flags: str) -> int:
-    try:
-        return main(["--use", "plugin.py", "sweep", "few.toml", *flags])
-    except SystemExit as e:
-        return int(e.code or 0)
 
 
 def start(*flags: str) -> "subprocess.Popen[str]":
@@ -108,9 +63,7 @@ def children(pid: int) -> dict[int, str]:
 
 
 def events(out: Path) -> list[list[str]]:
-    """Run, event and epoch of each line in the log of a sweep."""
-    lines = (out / ".sweep" / "ray.log").read_text().splitlines()
-    return [line.split("  ")[1:4] for line in lines if line[:2] == "20" and len(line.split("  ")) >= 4]
+    return read_log([out / ".sweep" / "ray.log"])
 
 
 # -- without Ray -----------------------------------------------------------------------------------------------------
@@ -282,9 +235,7 @@ def test_a_cluster_loses_a_node_and_no_run(
         assert begun[0] == "epoch 0"
         assert begun[-1] != "epoch 0", "the run of the lost node did not go on from its checkpoint"
     assert {*names} <= {*finished}
-    assert sweep("--out", "local", "--jobs", "1") == 0
-    for name in names:
-        assert_same_runs(out / name, folder / "local" / name)
+    assert_same_as_local(out, names)
     capsys.readouterr()
 
 
@@ -381,5 +332,4 @@ def test_files_go_to_and_return_from_a_machine_that_does_not_see_the_folder(
     assert begun[0] == 0
     assert begun[1] >= 2, "the second attempt began again"
     assert re.fullmatch(rf"\S+ has warpi {warpi.__version__}, not 0.1 as the machine that started the sweep", refused)
-    assert sweep("--out", "local", "--jobs", "1", "--set", "seed=0", "--set", "method=slow") == 0
-    assert_same_runs(path, folder / "local" / job.name)
+    assert_same_as_local(out, [job.name], "--set", "seed=0", "--set", "method=slow")

@@ -11,60 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sweep_helpers
 from one_machine_slurm import missing_programs, one_machine_slurm
-from same_runs import assert_same_runs
+from sweep_helpers import assert_same_as_local, read_log, write_sweep
 
-from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.sweep.place import Place, parse_place
 
 # A step takes a second until SLURM starts the job again, so that it cannot end before a time limit of one minute.
-PLUGIN = '''
-import os, time
-from dataclasses import dataclass
-from warpi import CE
-
-@dataclass
-class Slow(CE):
-    """Plain training that cannot end before a time limit of one minute."""
-
-    def step(self, batch):
-        if "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
-            time.sleep(1)
-        return super().step(batch)
-
-METHODS = {"slow": Slow()}
-'''
-SWEEP = """
-[defaults]
-data = "digits"
-limit = 300
-meta = 20
-batch_size = 16
-epochs = 8
-threads = 1
-[grid]
-noise = ["pair:0.4"]
-seed = [0, 1, 2, 3]
-method = ["ce", "gce", "slow"]
-"""
+PAUSE = '"SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ'
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "with a space"
     folder.mkdir()
-    (folder / "plugin.py").write_text(PLUGIN)
-    (folder / "few.toml").write_text(SWEEP)
+    write_sweep(folder, PAUSE, epochs=8, seeds=[*range(4)], methods=["ce", "gce", "slow"])
     monkeypatch.chdir(folder)
     return folder
 
 
 def sweep(*flags: str) -> int:
-    try:
-        return main(["--use", "plugin.py", "sweep", "few.toml", "--out", "runs", *flags])
-    except SystemExit as e:
-        return int(e.code or 0)
+    return sweep_helpers.sweep("--out", "runs", *flags)
 
 
 def test_places() -> None:
@@ -144,12 +112,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def log_lines(folder: Path) -> list[list[str]]:
-    """Run, event and epoch of each line that a worker logged."""
-    text = "".join(file.read_text() for file in sorted(folder.glob("runs/.sweep/slurm-*.log")))
-    return [line.split("  ")[1:4] for line in text.splitlines() if re.match(r"\d{4}-\d\d-\d\d ", line)]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "folder")
 def test_srun_starts_the_ranks_of_one_run() -> None:
@@ -193,7 +155,7 @@ def test_jobs_that_reach_their_time_limit_are_requeued_and_resume(
         logs = "".join(file.read_text() for file in folder.glob("runs/.sweep/*.log"))
         assert time.monotonic() < end, logs
         time.sleep(0.5)
-    lines = log_lines(folder)
+    lines = read_log(sorted(folder.glob("runs/.sweep/slurm-*.log")))
     names = sorted(path.parent.name for path in folder.glob("runs/*/done"))
     assert sorted(run for run, event, _ in lines if event == "done") == names, "not each run once"
     stopped = {run for run, event, _ in lines if event == "stopped"}
@@ -204,8 +166,6 @@ def test_jobs_that_reach_their_time_limit_are_requeued_and_resume(
         assert len(epochs) >= 2, "not resumed"
     resumed = [epoch for _, event, epoch in lines if event == "begun" and epoch != "epoch 0"]
     assert resumed, "no run went on from a checkpoint after its first epoch"
-    assert sweep("--out", "local", "--jobs", "1") == 0
-    for name in names:
-        assert_same_runs(folder / "runs" / name, folder / "local" / name)
+    assert_same_as_local(folder / "runs", names)
     assert sweep() == 0
     assert "nothing to do, all 12 runs are done" in capsys.readouterr().out

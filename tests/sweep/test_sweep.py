@@ -24,7 +24,7 @@ import torch
 from forked import ForkedPopen
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
-from same_runs import assert_same_runs
+from sweep_helpers import assert_same_runs
 
 from warpi import UserError, fit
 from warpi.cli.app import main

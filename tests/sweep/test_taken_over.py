@@ -3,13 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import Chaos, Forked
+from forked import Chaos
+from sweep_helpers import assert_same_runs
 
 from warpi.cli.app import main
 from warpi.runs.run_folder import RunFolder
@@ -88,25 +88,8 @@ class Observed:
         os.close(descriptor)
 
 
-@pytest.fixture
-def started() -> Iterator[list[Forked]]:
-    processes: list[Forked] = []
-    yield processes
-    for process in processes:
-        process.end()
-
-
 def name_of(path: Path) -> str:
     return path.name
-
-
-def content(folder: Path) -> tuple[str, list[dict[str, float]]]:
-    """Weights and results of a finished run, without times."""
-    records = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    for record in records:
-        record.pop("seconds")
-    state = checkpoint.load(folder / "checkpoint.safetensors")
-    return checkpoint.digest(state["method"]), records
 
 
 def sweep_one_by_one(file: Path, out: Path, calm: Path) -> int:
@@ -122,7 +105,7 @@ def sweep_one_by_one(file: Path, out: Path, calm: Path) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("disturbances", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_two_sweeps_that_are_killed_and_paused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Forked], disturbances: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbances: int
 ) -> None:
     """SIGKILL, and SIGSTOP for two to three times as long as it takes until the other process takes over."""
     monkeypatch.setenv(leases.VARIABLE, str(SECONDS))
@@ -133,23 +116,15 @@ def test_two_sweeps_that_are_killed_and_paused(
         patch.setattr(os, "fsync", lambda _: None)
         assert main(["sweep", str(file), "--out", str(alone), *FLAGS]) == 0  # also triggers late imports
 
-    def coordinator(_: int) -> Forked:
-        def work() -> int:
-            torch.set_num_threads(1)
-            Observed(log).install()
-            return sweep_one_by_one(file, out, calm)
+    def coordinate(_: int) -> int:
+        torch.set_num_threads(1)
+        Observed(log).install()
+        return sweep_one_by_one(file, out, calm)
 
-        started.append(Forked(work, output))
-        return started[-1]
-
-    chaos = Chaos(coordinator, 2, seed=0)
-    while chaos.kills + chaos.pauses < disturbances:
-        time.sleep(chaos.rng.uniform(0.1, 0.9))
-        assert not any(process.ended() for process in chaos.running), output.read_text()[-2000:]
-        chaos.disturb(3 * SECONDS)
-    calm.touch()
-    assert [process.wait(600) for process in chaos.running] == [0, 0], output.read_text()
-    assert min(chaos.kills, chaos.pauses) >= disturbances / 4
+    with Chaos(coordinate, 2, output) as chaos:
+        chaos.disturb(disturbances, (0.1, 0.9), 3 * SECONDS)
+        calm.touch()
+        chaos.wait(600)
     events: dict[str, list[tuple[int, str, int]]] = {}
     for line in log.read_text().splitlines():
         name, number, event, epoch = json.loads(line)
@@ -168,7 +143,7 @@ def test_two_sweeps_that_are_killed_and_paused(
         assert "done" not in kinds[:-1], "trained after it was done"
         saved = [(number, epoch) for number, event, epoch in events[name] if event == "saved"]
         assert saved == sorted(saved), "an earlier owner has written after a later one"
-        assert content(out / name) == content(alone / name)
+        assert_same_runs(out / name, alone / name)
         hidden = list(out.joinpath(name).glob(".*"))
         assert len(hidden) == 1, "one lease and no incomplete file remain"
     owners = sum(len({number for number, _, _ in each}) for each in events.values())

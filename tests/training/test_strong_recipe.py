@@ -43,7 +43,7 @@ def test_learning_rate_rises_step_by_step_and_then_follows_the_schedule() -> Non
     assert recipe.lr_at(0, done=0.5) == pytest.approx(0.25 * plain.lr_at(0))
     assert recipe.lr_at(1, done=0.5) == pytest.approx(0.75 * plain.lr_at(1))
     assert recipe.lr_at(3) == plain.lr_at(3)
-    assert recipe.lr_at(2, beginnings=(0, 2), done=0.5) == pytest.approx(0.25)  # a second training warms up again
+    assert recipe.lr_at(2, schedule_starts=(0, 2), done=0.5) == pytest.approx(0.25)  # a second training warms up again
 
 
 def test_every_step_of_the_warm_up_has_its_rate(pictures: tuple[Task, Truth]) -> None:

@@ -123,22 +123,47 @@ class ForkedPopen(Forked):
 
 
 class Chaos:
-    """Processes that are killed and paused at random moments."""
+    """Context manager: processes that are killed and paused at random moments. `work(k)` is what the k-th one does."""
 
-    def __init__(self, start: Callable[[int], Forked], n: int, seed: int) -> None:
-        self.start = start
-        self.rng = random.Random(seed)
-        self.seeds = iter(range(1_000_000))
-        self.running = [start(next(self.seeds)) for _ in range(n)]
+    def __init__(self, work: Callable[[int], int | None], n: int, log: Path) -> None:
+        self.work = work
+        self.log = log
+        self.rng = random.Random(0)
         self.kills = 0
         self.pauses = 0
+        self.started: list[Forked] = []
+        self.running = [self._start() for _ in range(n)]
 
-    def disturb(self, longest: float) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.started:
+            process.end()
+
+    def _start(self) -> Forked:
+        number = len(self.started)
+        self.started.append(Forked(lambda: self.work(number), self.log))
+        return self.started[-1]
+
+    def disturb(self, times: int, seconds_between: tuple[float, float], longest_pause: float) -> None:
+        """Disturb processes again and again. None may end by itself."""
+        for _ in range(times):
+            time.sleep(self.rng.uniform(*seconds_between))
+            assert not any(process.ended() for process in self.running), self.running[0].output()[-2000:]
+            self._disturb_one(longest_pause)
+        assert min(self.kills, self.pauses) >= times / 4
+
+    def wait(self, seconds: float = 120) -> None:
+        """Wait until all processes have ended without an error."""
+        assert {process.wait(seconds) for process in self.running} == {0}, self.running[0].output()
+
+    def _disturb_one(self, longest: float) -> None:
         """Kill a process and start another, or pause it for a time around that of a lease."""
         k = self.rng.randrange(len(self.running))
         if self.rng.random() < 0.5:
             self.running[k].send(signal.SIGKILL)
-            self.running[k] = self.start(next(self.seeds))
+            self.running[k] = self._start()
             self.kills += 1
         else:
             os.kill(self.running[k].pid, signal.SIGSTOP)

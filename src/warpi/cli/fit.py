@@ -24,7 +24,7 @@ WITHOUT_TRUSTED = (
     "without trusted rows the accuracy is not known, and mistakes that follow a pattern cannot be seen; five checked "
     "rows per class (`warpi pick`, `warpi review`) help most"
 )
-HELP = """usage: warpi fit --data DATA --trusted FILE --out DIR [flags]
+HELP = """usage: warpi fit --data DATA [--trusted FILE] --out DIR [flags]
 
 Train a classifier that is robust to wrong labels, and write a run folder.
 

@@ -78,7 +78,7 @@ class CAL(Method):
         self.weight = torch.zeros_like(self.P[0])  # alpha of this epoch
         self.switch = warmup_epochs(self.sieve_share, self.recipe.epochs)
         self.second = False
-        self.beginnings = [0, self.switch]
+        self.schedule_starts = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.second:

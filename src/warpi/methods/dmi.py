@@ -76,7 +76,7 @@ class DMINS(Method):
     def create_state(self) -> None:
         self.labels = self.task.train.y.clone()  # [N]
         self.switch = warmup_epochs(self.teaching, self.recipe.epochs)
-        self.beginnings = [0, self.switch]
+        self.schedule_starts = [0, self.switch]
         self.taught = self.by_determinant = False
 
     def before_epoch(self, t: int) -> None:

@@ -43,7 +43,7 @@ class GLC(Method):
         self.C = torch.eye(task.n_classes, device=task.train.y.device)
         self.switch = warmup_epochs(self.warmup, recipe.epochs)
         self.measured = False
-        self.beginnings = [0, self.switch]
+        self.schedule_starts = [0, self.switch]
 
     def epoch(self, t: int) -> Iterator[Log]:
         if t >= self.switch and not self.measured:

@@ -57,7 +57,7 @@ class LossCorrection(Method):
         task = self.task
         self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.corrected = self.matrix is not None
-        self.beginnings = [0] if self.corrected else [0, self.switch]
+        self.schedule_starts = [0] if self.corrected else [0, self.switch]
         T = torch.eye(task.n_classes)
         # Without inputs, T is restored from the checkpoint; its file may no longer exist.
         if self.matrix is not None and not isinstance(task.train.examples, PlaceholderExamples):

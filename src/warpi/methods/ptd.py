@@ -47,7 +47,7 @@ class PTD(Method):
     reinitialize: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def create_state(self) -> None:
-        self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
+        self.schedule_starts = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
         K = self.task.n_classes
         device = self.task.device
         self.h = torch.full((len(self.task.train), self.parts), 1 / self.parts, device=device)  # [N, r]
@@ -57,7 +57,7 @@ class PTD(Method):
         self.phase = 0
 
     def before_epoch(self, t: int) -> None:
-        if t >= self.beginnings[1] and self.phase == 0:
+        if t >= self.schedule_starts[1] and self.phase == 0:
             self._estimate()
             restart(self, reinitialize=self.reinitialize)
             self.phase = 1

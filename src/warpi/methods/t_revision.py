@@ -41,14 +41,14 @@ class TRevision(Method):
     reinitialize: bool = setting(True, "restart the classifier from its initial weights after T has been estimated")
 
     def create_state(self) -> None:
-        self.beginnings = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
+        self.schedule_starts = [0, warmup_epochs(self.warmup, self.recipe.epochs)]
         self.T = torch.eye(self.task.n_classes, device=self.task.device)
         self.delta = nn.Parameter(torch.zeros_like(self.T))
         self.delta_optimizer = adam([self.delta], self.revision_lr)
         self.phase = 0
 
     def before_epoch(self, t: int) -> None:
-        if t >= self.beginnings[1] and self.phase == 0:
+        if t >= self.schedule_starts[1] and self.phase == 0:
             _, z = predict_rows(self.net, self.task.train)
             self.T.copy_(from_anchors(z.softmax(1), self.quantile))
             restart(self, reinitialize=self.reinitialize)

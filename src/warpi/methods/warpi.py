@@ -103,7 +103,7 @@ class WarPI(Method):
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
         if self.v_start:
             self.is_warm = False
-            self.beginnings = [0, self.switch]
+            self.schedule_starts = [0, self.switch]
 
     def step(self, batch: Batch) -> Log:
         if self.v_start and not self.is_warm:

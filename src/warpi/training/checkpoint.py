@@ -25,6 +25,7 @@ from warpi.utils.limits import check_regular
 FORMAT = "warpi-checkpoint/1"
 log = logging.getLogger("warpi.training")
 _INPUTS = (Task, Recipe)  # rebuilt from the specification, never stored
+_RENAMED = {"beginnings": "schedule_starts"}  # names in older checkpoints
 
 
 def state_of(obj: object) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def state_of(obj: object) -> dict[str, Any]:
 def restore(obj: object, stored: dict[str, Any]) -> None:
     """Load stored state into a started object. Networks and weights, which others may refer to, change in place."""
     state = state_of(obj)
+    stored = {name if name in state else _RENAMED.get(name, name): value for name, value in stored.items()}
     different = state.keys() ^ stored.keys()
     if different:
         raise _mismatch(", ".join(sorted(different)), "only one of the two has this part")

@@ -66,7 +66,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
     for t in range(at.epoch, recipe.epochs):
         steps = len(method.loader)
         factor = method.lr_factor(t)
-        lr = _set_lr(method, factor * recipe.lr_at(t, method.beginnings, (at.step + 1) / steps))
+        lr = _set_lr(method, factor * recipe.lr_at(t, method.schedule_starts, (at.step + 1) / steps))
         began = time.perf_counter() - at.seconds
         synced = method.loader.count
         for log in method.epoch(t):
@@ -76,7 +76,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
             at.add(log)
             method.update_averages(t * steps + at.step)
             if recipe.lr_warmup:
-                lr = _set_lr(method, factor * recipe.lr_at(t, method.beginnings, min(at.step + 1, steps) / steps))
+                lr = _set_lr(method, factor * recipe.lr_at(t, method.schedule_starts, min(at.step + 1, steps) / steps))
             at.seconds = time.perf_counter() - began
             if task.train.y.device.type == "cpu" or at.step % 50 == 0:  # reading a number waits for the GPU
                 _check_finite(at.sums, method, at)

@@ -81,7 +81,7 @@ class Method(ABC):
         self.recipe = recipe
         device = task.train.examples.device
         seed = recipe.seed
-        self.beginnings = [0]  # epochs in which the schedule of the learning rate starts again
+        self.schedule_starts = [0]  # epochs in which the schedule of the learning rate starts
         nets = [to_channels_last(_build_net(recipe, task, i).to(device).train()) for i in range(self.n_nets)]
         config = recipe.pass_config(device, self.needs_meta)
         self.nets: list[nn.Module] = [configure_passes(net, config) for net in nets]
@@ -107,7 +107,7 @@ class Method(ABC):
         self.check(task)
         self.task = task
         self.recipe = recipe
-        self.beginnings = [0]
+        self.schedule_starts = [0]
         self.nets = [net.to(task.device)]
         self.optimizers = []
         self.generator = generator(recipe.seed, "method", device=task.device)

@@ -87,14 +87,14 @@ class Recipe:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
-    def lr_at(self, t: int, beginnings: Sequence[int] = (0,), done: float = 1.0) -> float:
-        """Learning rate of epoch t, counted from 0. The schedule starts again in each of the epochs `beginnings`.
+    def lr_at(self, t: int, schedule_starts: Sequence[int] = (0,), done: float = 1.0) -> float:
+        """Learning rate of epoch t, counted from 0. The schedule starts in each of the epochs `schedule_starts`.
 
         During warm-up it also depends on `done`, the fraction of the epoch's steps that are done after this one.
         """
-        starts = [b for b in sorted({0, *beginnings}) if b < self.epochs]
-        first = max(b for b in starts if b <= t)
-        last = min([b for b in starts if b > t] + [self.epochs])
+        starts = [s for s in sorted({0, *schedule_starts}) if s < self.epochs]
+        first = max(s for s in starts if s <= t)
+        last = min([s for s in starts if s > t] + [self.epochs])
         epochs = last - first
         t = t - first
         lr = self.lr * min(1.0, (t + done) / self.lr_warmup) if self.lr_warmup else self.lr
