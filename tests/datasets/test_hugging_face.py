@@ -1,11 +1,13 @@
 """Data sets of Hugging Face `datasets`: in, from disk and from memory, and out with an audit, by the real package."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import warpi
 from warpi.audit.decisions import Choice, Store
@@ -13,6 +15,7 @@ from warpi.audit.hugging_face import save_with_audit
 from warpi.audit.make_audit import audit
 from warpi.audit.result import read_audit
 from warpi.cli.app import main
+from warpi.datasets.hugging_face import extract
 from warpi.errors import UserError
 
 hf = pytest.importorskip("datasets")
@@ -22,6 +25,12 @@ RNG = np.random.default_rng(0)
 N = 80
 TRUE = np.arange(N) % 2
 CLASSES = ["zebra", "ant", "never used"]  # not in alphabetical order
+COUNT_LETTERS = """
+import torch
+
+def count_letters(texts):
+    return torch.tensor([[len(text), text.count("a"), int(text.split()[-1])] for text in texts], dtype=torch.float32)
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -217,6 +226,113 @@ class TestRoundTrip:
         audited = audit(run, folds=0)
         with pytest.raises(UserError, match="is not empty; choose another folder for --hf"):
             save_with_audit(tmp_path / "out", audited, warpi.load_dataset("digits")[0], "digits", None)
+
+
+class TestEmbed:
+    def test_images_become_files_whose_vectors_are_those_of_the_images(self, images: Any, tmp_path: Path) -> None:
+        other = images.select(range(6)).cast_column("image", hf.Image(decode=False))
+        jpeg = io.BytesIO()
+        images[0]["image"].save(jpeg, "JPEG")
+        other = other.map(
+            lambda row, i: {"image": {"bytes": jpeg.getvalue()} if i == 0 else row["image"]}, with_indices=True
+        )
+        source = hf.DatasetDict(train=images, validation=other.cast_column("image", hf.Image()))
+        source.rename_column("label", "kind").save_to_disk(tmp_path / "d")
+        out = tmp_path / "features"
+        assert warpi.embed(f"hf:{tmp_path}/d", out, "pixels:16", label="kind", device="cpu").computed == N + 6
+        read, _ = warpi.load_dataset(str(out))
+        assert names(read) == [["dark", "light"][k] for k in TRUE]
+        assert read.test is not None
+        assert read.test.y.tolist() == TRUE[:6].tolist()
+        middle = np.stack([np.asarray(image)[1:17] for image in images["image"]]) / 255
+        x = read.examples.flat(torch.arange(N)).numpy()
+        assert np.allclose(x, middle.transpose(0, 3, 1, 2).reshape(N, -1), atol=1e-3)
+        assert read.files is not None
+        assert read.files.paths[71] == "train/0000071.png", "the name of a file is the number of its row"
+        assert (out / "images" / "test" / "0000000.jpg").read_bytes() == jpeg.getvalue()
+        assert main(["embed", f"hf:{tmp_path}/d", "--with", "pixels:16", "--out", str(out), "--label", "kind"]) == 0
+        source["train"] = images.select(range(N - 1, -1, -1))
+        source.rename_column("label", "kind").save_to_disk(tmp_path / "e")
+        with pytest.raises(UserError, match="is not what the data set holds now; choose another --out"):
+            warpi.embed(f"hf:{tmp_path}/e", out, "pixels:16", label="kind")
+
+    def test_images_interrupted_while_they_are_written(
+        self, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        images.save_to_disk(tmp_path / "d")
+        out, written = tmp_path / "features", []
+
+        def fail(path: Path, content: bytes, overwrite: bool) -> None:
+            if len(written) == 10:
+                raise KeyboardInterrupt
+            written.append(path)
+            write(path, content, overwrite)
+
+        write = extract._write
+        monkeypatch.setattr(extract, "_write", fail)
+        with pytest.raises(KeyboardInterrupt):
+            warpi.embed(f"hf:{tmp_path}/d", out, "pixels:4")
+        monkeypatch.undo()
+        assert warpi.embed(f"hf:{tmp_path}/d", out, "pixels:4").rows == N
+
+    def test_a_run_on_features_of_images_loses_nothing(
+        self, images: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        images = images.add_column("camera", [f"c{i % 3}" for i in range(N)])
+        images.save_to_disk(tmp_path / "d")
+        out, run = str(tmp_path / "features"), str(tmp_path / "run")
+        warpi.embed(f"hf:{tmp_path}/d", out, "pixels:4")
+        assert main(["fit", "--data", out, "--method", "ce", "--epochs", "2", "--quiet", "--out", run]) == 0
+        assert main(["audit", run, "--folds", "0", "--quiet", "--hf", f"{tmp_path}/audited"]) == 0
+        audited = hf.load_from_disk(tmp_path / "audited")
+        raw = [each.cast_column("image", hf.Image(decode=False)) for each in (images, audited)]
+        assert [p["bytes"] for p in raw[0]["image"]] == [p["bytes"] for p in raw[1]["image"]]
+        assert list(audited["camera"]) == list(images["camera"])
+        assert list(audited["label"]) == TRUE.tolist()
+        assert audited["label_quality"] == read_audit(run).label_quality.tolist()
+        capsys.readouterr()
+        assert main(["correct", run, "--hf", f"{tmp_path}/fixed"]) == 0
+        assert f"next: warpi embed hf:{tmp_path}/fixed --with pixels:4 --out FOLDER" in capsys.readouterr().out
+        assert len(hf.load_from_disk(tmp_path / "fixed")) == N
+        images.remove_columns(["label"]).save_to_disk(tmp_path / "new")
+        new = warpi.predict(run, f"hf:{tmp_path}/new")
+        assert new.paths is None
+        assert np.array_equal(new.probabilities, warpi.predict(run, out).probabilities)
+        assert main(["fit", "--data", out, "--trusted", f"hf:{tmp_path}/d", "--quiet", "--out", f"{tmp_path}/t"]) == 2
+        assert f"embed it too (warpi embed hf:{tmp_path}/d --with pixels:4 --out FOLDER)" in capsys.readouterr().err
+
+    def test_texts(self, images: Any, tmp_path: Path) -> None:
+        """A column of texts beside one of images, which is used with `text` only."""
+        words = [f"{'the cat sat' if k else 'a dog ran'} {i}" for i, k in enumerate(TRUE.tolist())]
+        data = images.add_column("caption", words)
+        hf.DatasetDict(train=data, test=data.select(range(70, 75))).save_to_disk(tmp_path / "d")
+        data.select(range(20)).save_to_disk(tmp_path / "t")
+        data.select_columns(["caption"]).save_to_disk(tmp_path / "new")
+
+        (tmp_path / "mine.py").write_text(COUNT_LETTERS)
+        embedder = f"module:{tmp_path}/mine.py:count_letters"
+        out, run = tmp_path / "features", tmp_path / "run"
+        assert warpi.embed(f"hf:{tmp_path}/d", out, embedder, text="caption").rows == N + 5
+        read, _ = warpi.load_dataset(str(out))
+        assert names(read) == [["dark", "light"][k] for k in TRUE]
+        assert read.examples.flat(torch.arange(N))[:, 0].tolist() == [float(len(text)) for text in words]
+        assert read.test is not None
+        done = warpi.fit(run, data=out, trusted=f"hf:{tmp_path}/t", method="glc", epochs=2)
+        assert done.task.meta is not None
+        assert len(done.task.meta) == 20
+        by_text, by_features = warpi.predict(run, f"hf:{tmp_path}/new"), warpi.predict(run, out)
+        assert np.array_equal(by_text.probabilities, by_features.probabilities[:N])
+
+    def test_clear_errors(self, images: Any, tmp_path: Path) -> None:
+        images.save_to_disk(tmp_path / "d")
+        with pytest.raises(
+            UserError, match="has no column 'kind'; columns: image, label; choose the label with --label"
+        ):
+            warpi.embed(f"hf:{tmp_path}/d", tmp_path / "out", "pixels:4", label="kind")
+        with pytest.raises(UserError, match=r"reads data sets from disk: dataset\.save_to_disk\(FOLDER\)"):
+            warpi.embed(images, tmp_path / "out", "pixels:4")
+        with pytest.raises(UserError, match="nothing is downloaded"):
+            warpi.embed("hf:mnist", tmp_path / "out", "pixels:4")
 
 
 def test_probabilities_follow_the_order_of_the_classes(table: Any) -> None:

@@ -13,7 +13,8 @@ from warpi.data.examples import TensorExamples
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.hugging_face.saved import is_saved, open_splits, without_bars
+from warpi.datasets.embedding.folder import FeatureFolder, is_features
+from warpi.datasets.hugging_face.saved import PREFIX, is_saved, open_splits, without_bars
 from warpi.datasets.label_columns import AUDIT_COLUMNS
 from warpi.errors import UserError, missing_package
 
@@ -32,7 +33,8 @@ def save_with_audit(
 
     The training rows have three more columns: `label_quality`, `suggested_label` and `is_label_issue`; rows that were
     not audited have none of them. All rows, columns, images and other splits stay. `corrected` replaces columns, and
-    adds others: each has a value per training row.
+    adds others: each has a value per training row. If the data are features of a data set of Hugging Face
+    (`warpi embed`), that data set is written.
     """
     try:
         import datasets
@@ -40,11 +42,15 @@ def save_with_audit(
         raise missing_package("datasets", "--hf", "hf") from e
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} exists and is not empty; choose another folder for --hf")
+    data, label = embedded_source(data, label)
     splits = _source_splits(dataset, data)
     train = splits["train"]
     rows = _training_rows(train)
     if len(rows) != len(dataset.y):
-        raise UserError(f"{data} has {len(rows)} training rows, but the run has {len(dataset.y)}; it has changed")
+        raise UserError(
+            f"{data} has {len(rows)} training rows, but the run has {len(dataset.y)}; it has changed, or some of its "
+            "images could not be read"
+        )
     label = label or "label"
     classes = _class_names(train, label, audit.classes)
     values = {**_audit_columns(audit, len(dataset.y)), **(corrected or {})}
@@ -54,6 +60,15 @@ def save_with_audit(
     with without_bars():
         parts = {**splits, "train": train}
         (train if len(parts) == 1 else datasets.DatasetDict(parts)).save_to_disk(str(out))
+
+
+def embedded_source(data: str, label: str | None) -> tuple[str, str | None]:
+    """The data set of Hugging Face from which features were computed, and its column of labels; or both as they are."""
+    if not is_features(Path(data)):
+        return data, label
+    manifest = FeatureFolder(Path(data)).read_manifest()
+    source = manifest["source"].removeprefix(PREFIX)
+    return (source, manifest["columns"]["label"]) if is_saved(Path(source)) else (data, label)
 
 
 def _audit_columns(audit: Audit, n: int) -> dict[str, list[Any]]:

@@ -41,7 +41,9 @@ def embed(argv: list[str]) -> None:
         "Compute the vectors of images or texts once, with a pretrained model. `warpi fit --data OUT` then trains in "
         "seconds. If the command is interrupted, the same command continues.",
     )
-    parser.add_argument("source", metavar="SOURCE", help="a folder of images or .txt files, a list of images, a table")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a folder of images or .txt files, a list of images, a table, hf:FOLDER"
+    )
     parser.add("--with NAME", "embedder, such as timm:resnet50; docs/embeddings.md lists all", required=True)
     parser.add("--out DIR", "folder of features to write", Path, required=True)
     parser.add("--label COLUMN", "column with the labels (default: label)")

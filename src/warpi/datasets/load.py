@@ -85,9 +85,9 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     of the run's `examples` are used.
     """
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
+    data = plain_path(data)
     if isinstance(like, Embedded):
         return read_new_vectors(data, settings, like, classes)
-    data = plain_path(data)
     path = Path(data)
     label = settings["label"]
     drop = settings.get("drop", ())

@@ -1,6 +1,7 @@
 """Apply the decisions of people and the suggestions of an audit to the labels of a data set."""
 
 import io
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 
 from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
-from warpi.audit.hugging_face import save_with_audit
+from warpi.audit.hugging_face import embedded_source, save_with_audit
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
-from warpi.data.numeric import Columns
+from warpi.data.numeric import Columns, Embedded
 from warpi.data.overlap import labels_in
 from warpi.data.split import Split
 from warpi.datasets.columns.copied import read_table_cells
@@ -253,13 +254,17 @@ def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = Non
     """
     items = corrections.items
     encoding = items.dataset.encoding
-    label = encoding.label if isinstance(encoding, Columns) else corrections.settings.get("label") or "label"
+    data, label = embedded_source(str(corrections.settings["data"]), corrections.settings.get("label"))
+    label = encoding.label if isinstance(encoding, Columns) else label or "label"
     added = _added_columns(corrections, range(len(items.given)))
     labels = [items.classes[int(k)] for k in corrections.label]
     probability = [None if np.isnan(p) else float(p) for p in corrections.probability]
     columns: dict[str, Sequence[Any]] = {label: labels, **added, CORRECTION_COLUMNS[1]: probability}
     assert items.audit is not None
-    save_with_audit(out, items.audit, items.dataset, str(corrections.settings["data"]), label, columns)
+    save_with_audit(out, items.audit, items.dataset, data, label, columns)
+    if data != str(corrections.settings["data"]):
+        assert isinstance(items.examples, Embedded)
+        return shlex.join(["warpi", "embed", f"hf:{out}", "--with", items.examples.embedder["name"], "--out", "FOLDER"])
     settings = {**corrections.settings, "data": str(out)}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 

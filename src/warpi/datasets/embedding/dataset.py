@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from warpi.datasets.embedding.embed import embed_in_memory
 from warpi.datasets.embedding.embedders import Embedder, open_embedder
 from warpi.datasets.embedding.folder import FeatureFolder, Records, is_features
 from warpi.datasets.embedding.sources import Source, list_new, list_source, list_with_classes
+from warpi.datasets.hugging_face.saved import is_saved
 from warpi.errors import UserError, blame_file
 from warpi.utils.files import sha256, write_atomically
 
@@ -79,6 +81,9 @@ def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
     """
     first = like.examples
     assert isinstance(first, Embedded)
+    if first.embedder["kind"] == "images" and is_saved(Path(data)):
+        command = f"warpi embed hf:{data} --with {first.embedder['name']} --out FOLDER"
+        raise UserError(f"{data} is a data set of Hugging Face; embed it too ({command}) and give that folder")
     columns = {name: first.embedder.get(name) for name in ("label", "text")}
     given = {name: value for name, value in options.items() if value is not None}
     listed = list_source(data, classes=like.classes, like=like, **{**columns, **given})
@@ -110,23 +115,18 @@ def read_new_vectors(data: str, settings: Mapping[str, Any], first: Embedded, cl
         labels = {"label": np.array(listed.y)} if listed.y else {}
     else:
         root = Path(settings["root"]) if settings.get("root") else None
-        listed = list_new(
-            data,
-            first.embedder["kind"],
-            classes,
-            root=root,
-            label=first.embedder.get("label"),
-            text=first.embedder.get("text"),
-        )
-        model = _open_same(first.embedder, first.device, data)
-        rows, x = embed_in_memory(listed, model, first.device, quiet=False)
+        columns = {name: first.embedder.get(name) for name in ("label", "text")}
+        with TemporaryDirectory() as scratch:
+            listed = list_new(data, first.embedder["kind"], classes, Path(scratch), root=root, **columns)
+            model = _open_same(first.embedder, first.device, data)
+            rows, x = embed_in_memory(listed, model, first.device, quiet=False)
         vectors = _Vectors(listed, first.embedder, rows, x, np.empty((len(rows), 32), np.uint8))
         labels = {name: np.array(values) for name, values in (listed.labels or {}).items()}
     examples, rows = vectors.examples()
     return NewInputs(
         examples.with_scale(first.scale),
         {name: torch.from_numpy(values[rows]) for name, values in labels.items()},
-        tuple(listed.inputs[row] for row in rows.tolist()) if listed.root is not None else None,
+        None if listed.root is None or is_saved(path) else tuple(listed.inputs[row] for row in rows.tolist()),
         torch.from_numpy(rows),
         len(listed.inputs) - len(rows),
     )

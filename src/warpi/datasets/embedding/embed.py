@@ -27,12 +27,15 @@ from warpi.datasets.embedding.folder import (
     rows_of_shard,
 )
 from warpi.datasets.embedding.sources import Source, list_source
+from warpi.datasets.hugging_face.extract import LIST, extract_images
+from warpi.datasets.hugging_face.saved import find_image_column, is_dataset, is_saved, plain_path
 from warpi.errors import UserError
 from warpi.utils.devices import pick_device
 from warpi.utils.files import sha256
 from warpi.utils.leases import one_writer
 from warpi.utils.time_left import TimeLeft
 
+IMAGES = "images"  # the folder of the images of a data set of Hugging Face, inside that of the features
 PARTIAL_SECONDS = 15.0  # a shard that is not complete is stored this often
 BATCH = 64  # images or texts per call of an embedder
 
@@ -62,18 +65,24 @@ def embed(
 ) -> EmbedResult:
     """Embed images or texts once, and write a folder of features that `fit(data=...)` reads as a data set.
 
-    `source` is a folder of images or .txt files with one folder per class, a list of images, or a table with a column
-    of texts. `embedder` is a name such as `timm:resnet50`, a network, or a function from a batch of images
-    [B, 3, S, S] (or a list of texts) to vectors [B, D]. `root`, `label` and `text` are the folder of listed images and
-    the columns of a table. A file holds `shard_rows` vectors. If the folder `out` holds a part of the same features,
-    only the rest is computed.
+    `source` is a folder of images or .txt files with one folder per class, a list of images, a table with a column
+    of texts, or `hf:FOLDER`, a data set of Hugging Face with a column of images or texts. `embedder` is a name such as
+    `timm:resnet50`, a network, or a function from a batch of images [B, 3, S, S] (or a list of texts) to vectors
+    [B, D]. `root`, `label` and `text` are the folder of listed images and the columns of a table. A file holds
+    `shard_rows` vectors. If the folder `out` holds a part of the same features, only the rest is computed.
     """
     path = Path(out)
     where = pick_device(device)
-    listed = list_source(str(source), root=Path(root) if root else None, label=label, text=text)
-    model = open_embedder(embedder, listed.kind, where, image_size)
-    _check_out(path, source)
+    data = _plain_path(source)
+    listed = None
+    if text is not None or not is_saved(Path(data)) or find_image_column(Path(data)) is None:
+        listed = list_source(data, root=Path(root) if root else None, label=label, text=text)
+    model = open_embedder(embedder, listed.kind if listed else "images", where, image_size)
+    _check_out(path, data)
     with one_writer(path):
+        if listed is None:
+            files = extract_images(Path(data), path / IMAGES, label, overwrite=not is_features(path))
+            listed = replace(list_source(str(files)), name=Path(data).stem)
         settings = {
             "source": str(source),
             "columns": {"label": label, "text": text},
@@ -99,11 +108,19 @@ def embed_in_memory(
     return found["row"].copy(), torch.from_numpy(found["vector"].copy())
 
 
-def _check_out(path: Path, source: Path | str) -> None:
+def _plain_path(source: Path | str) -> str:
+    if is_dataset(source):
+        raise UserError("`embed` reads data sets from disk: dataset.save_to_disk(FOLDER), then embed('hf:FOLDER', ...)")
+    return plain_path(str(source))
+
+
+def _check_out(path: Path, source: str) -> None:
     """Refuse a folder with other files, and one inside the folder of the images."""
     if Path(source).is_dir() and path.resolve().is_relative_to(Path(source).resolve()):
         raise UserError(f"--out {path} is inside {source}; choose a folder outside of it")
-    if path.is_dir() and not is_features(path) and any(not e.name.startswith(".") for e in path.iterdir()):
+    known = [IMAGES] if (path / IMAGES / LIST).is_file() else []  # an interrupted call has written them
+    others = [e.name for e in path.iterdir() if e.name[0] != "." and e.name not in known] if path.is_dir() else []
+    if others and not is_features(path):
         raise UserError(f"the folder {path} holds other files; choose a new or empty one for --out")
     if path.exists() and not path.is_dir():
         raise UserError(f"--out {path} is a file; choose a folder")

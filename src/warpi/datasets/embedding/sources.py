@@ -14,6 +14,8 @@ from warpi.data.dataset import Dataset
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.hugging_face.extract import extract_images
+from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
@@ -89,8 +91,9 @@ def list_source(
     """List the images or texts of a data set with their labels.
 
     `data` is a folder of images or of .txt files with one folder per class, a csv or tsv with a column `path` of
-    images, a table with a column of texts (`text`), or the name of a built-in data set of image files. A second
-    set gets the `classes` of the first, `like`, and its links may lead to the images of the first.
+    images, a table with a column of texts (`text`), a data set of Hugging Face with such a column, or the name of a
+    built-in data set of image files. A second set gets the `classes` of the first, `like`, and its links may lead to
+    the images of the first.
     """
     path = Path(data)
     if data in DATASETS:
@@ -99,12 +102,15 @@ def list_source(
         return _from_images(DATASETS[data].load(root, _FIRST_SIDE, in_memory=False))
     if not path.exists():
         raise UserError(f"there is no file or folder {data!r}; give images or texts to embed")
+    if is_saved(path):
+        return _from_table(path, text or "text", label or "label", classes)
     if path.is_dir() and not _has_texts(path):
         return _from_images(read_folder(path, size=_FIRST_SIDE, classes=classes, in_memory=False, like=like))
     if path.is_dir():
         return _from_text_folder(path, classes)
     if path.suffix.lower() not in _TABLES:
-        raise UserError(f"cannot embed {path}; give a folder of images or .txt files, or a .csv, .tsv or .parquet file")
+        kinds = "a folder of images or .txt files, a .csv, .tsv or .parquet file, or hf:FOLDER"
+        raise UserError(f"cannot embed {path}; give {kinds}")
     if path.suffix.lower() != ".parquet" and text is None and is_manifest(path):
         options: dict[str, Any] = {"root": root, "label": label, "classes": classes, "in_memory": False, "like": like}
         return _from_images(read_manifest(path, size=_FIRST_SIDE, **options))
@@ -122,18 +128,27 @@ def list_with_classes(source: Source, classes: tuple[str, ...], data: str) -> So
 
 
 def list_new(
-    data: str, kind: str, classes: tuple[str, ...], *, root: Path | None, label: str | None, text: str | None
+    data: str,
+    kind: str,
+    classes: tuple[str, ...],
+    scratch: Path,
+    *,
+    root: Path | None,
+    label: str | None,
+    text: str | None,
 ) -> Source:
-    """List images or texts to predict. Labels are optional."""
+    """List images or texts to predict. Labels are optional. Images of Hugging Face become files in `scratch`."""
     path = Path(data)
     if kind == "images":
+        if is_saved(path):
+            path, label = extract_images(path, scratch, label, overwrite=True, new=True), None
         new = read_new_images(path, _FIRST_SIDE, classes, root=root, label=label)
         assert isinstance(new.examples, FileExamples)
         assert new.paths is not None
         labels = {name: tuple(y.tolist()) for name, y in new.labels.items()}
         folder = os.path.abspath(new.examples.root)
         return Source(path.name, kind, folder, new.paths, {"train": len(new.paths)}, classes, labels=labels)
-    if path.is_dir():
+    if path.is_dir() and not is_saved(path):
         files = sorted(_find_texts(path))
         if not files:
             raise UserError(f"{path} holds no .txt files")
@@ -204,8 +219,8 @@ def _from_table(path: Path, text: str, label: str, classes: tuple[str, ...] | No
 
 def _read_columns(path: Path) -> dict[str, list[str]]:
     """The columns of a table as text, '' for a missing cell."""
-    if path.suffix.lower() == ".parquet":
-        frame = read_parquet(path)
+    if path.suffix.lower() == ".parquet" or is_saved(path):
+        frame = read_saved_table(path, simple_only=True) if is_saved(path) else read_parquet(path)
         values = (column.to_pylist() for column in frame.columns)
         texts = [["" if cell is None or cell != cell else str(cell) for cell in cells] for cells in values]
         return dict(zip(check_column_names(path, frame.column_names), texts, strict=True))

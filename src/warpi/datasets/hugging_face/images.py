@@ -86,7 +86,7 @@ def _pictures(split: Any, column: str | None) -> list[dict[str, Any]]:
     return pictures
 
 
-def _open_picture(picture: Mapping[str, Any] | None, at: str) -> str | io.BytesIO:
+def open_picture(picture: Mapping[str, Any] | None, at: str) -> str | io.BytesIO:
     if picture is not None and picture.get("bytes") is not None:
         return io.BytesIO(picture["bytes"])
     path = (picture or {}).get("path")
@@ -102,7 +102,7 @@ def _usual_size(pictures: Sequence[Mapping[str, Any]], where: Path) -> int:
     sides = []
     for row in range(0, len(pictures), len(pictures) // _SAMPLE + 1):
         try:
-            with Image.open(_open_picture(pictures[row], f"{where}, row {row}")) as image:
+            with Image.open(open_picture(pictures[row], f"{where}, row {row}")) as image:
                 sides.append(min(image.size))
         except BROKEN:
             continue  # `_decode_all` reports it
@@ -115,7 +115,7 @@ def _decode_all(pictures: Sequence[Mapping[str, Any]], size: int, where: Path) -
     x = torch.empty(len(pictures), 3, size, size, dtype=torch.uint8)
     for row, picture in enumerate(pictures):
         at = f"{where}, row {row}"
-        source = _open_picture(picture, at)
+        source = open_picture(picture, at)
         try:
             image = decode(source, size)
         except BROKEN as e:

@@ -125,14 +125,18 @@ def image_column_of(splits: Mapping[str, Any], drop: Sequence[str] = ()) -> str 
     return found[0] if found else None
 
 
-def read_saved_table(data: Path | Any) -> Any:
-    """All rows as a pyarrow table. Classes are names, and a column `split` tells the part if there are several."""
+def read_saved_table(data: Path | Any, *, simple_only: bool = False) -> Any:
+    """All rows as a pyarrow table. Classes are names, and a column `split` tells the part if there are several.
+
+    With `simple_only`, columns of images, lists and other nested values are left out.
+    """
     import pyarrow as pa
 
     splits = open_splits(data)
     frames = []
     for part, split in splits.items():
-        frame = _to_arrow(split)
+        simple = [name for name, kind in split.features.items() if type(kind).__name__ in ("Value", "ClassLabel")]
+        frame = _to_arrow(split.select_columns(simple) if simple_only else split)
         if len(splits) > 1:
             if "split" in frame.column_names:
                 raise UserError("the data set has splits and a column 'split'; remove the column")
