@@ -5,11 +5,14 @@ is replaced by the true labels, which the page keeps in `truth`, by row or by th
 """
 
 import csv
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -29,19 +32,26 @@ def read_blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def decide(session: ReviewSession, truth: Any) -> None:
+    """Decide about all items as a person would who makes no mistakes."""
+    items = session.items
+    for i, row in enumerate(items.row.tolist()):
+        label = truth[row if items.dataset.files is None else Path(items.dataset.files.paths[row]).name]
+        given = items.classes[int(items.given[row])]
+        action = "keep" if given == label else "change"
+        session.store.decide([Choice(row, 0, action, label, given, None)], "test", f"{len(items)} {i}")
+
+
+def review_in_notebook(command: str, truth: Any) -> None:
+    """Stands in for a cell that opens the review page."""
+    review._serve = lambda session, _: decide(session, truth)  # type: ignore[assignment]
+    assert main(shlex.split(command)[1:]) == 0
+
+
 def run_blocks(page: Path, scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, int]:
     """Run the blocks of a page, and count them by language."""
 
-    def decide(session: ReviewSession, _: object) -> None:
-        """Decide about all items as a person would who makes no mistakes."""
-        items, truth = session.items, scope["truth"]
-        for i, row in enumerate(items.row.tolist()):
-            label = truth[row if items.dataset.files is None else Path(items.dataset.files.paths[row]).name]
-            given = items.classes[int(items.given[row])]
-            action = "keep" if given == label else "change"
-            session.store.decide([Choice(row, 0, action, label, given, None)], "test", f"{len(items)} {i}")
-
-    monkeypatch.setattr(review, "_serve", decide)
+    monkeypatch.setattr(review, "_serve", lambda session, _: decide(session, scope["truth"]))
     monkeypatch.chdir(folder)
     counts: dict[str, int] = {}
     for language, content in read_blocks(page):
@@ -103,3 +113,28 @@ def test_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_there_are_tutorials() -> None:
     assert {"table", "photos", "texts", "pytorch"} <= {page.stem for page in TUTORIALS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_notebook_of_a_tutorial(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of Jupyter runs the cells, commands included. Only the person at the review page is replaced."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.from_dict(notebooks.make_notebook(page))
+    nbformat.validate(notebook)
+    commands = [cell for cell in notebook.cells if cell.source.startswith("!")]
+    for cell in commands:
+        if cell.source.startswith("!warpi review") and "--export" not in cell.source:
+            cell.source = (
+                f"from test_tutorials import review_in_notebook\nreview_in_notebook({cell.source[1:]!r}, truth)"
+            )
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}/tests:{ROOT}/docs/site")
+    (tmp_path / "work").mkdir()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path / "work")}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "Traceback" not in printed
+    assert ("next: warpi" in printed) == bool(commands)

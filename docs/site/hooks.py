@@ -15,6 +15,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from notebooks import TUTORIALS, write_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = InclusionLevel.NOT_IN_NAV
@@ -60,6 +61,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             is_page = target.startswith("docs/") or target in OUTSIDE
             if not is_page and (ROOT / target).is_file() and files.get_file_from_path(_uri_of(target)) is None:
                 files.append(_show_file(config, target))
+    for tutorial in TUTORIALS.glob("*.md"):
+        uri = f"{TUTORIALS.name}/{tutorial.stem}.ipynb"
+        files.append(File.generated(config, uri, content=write_notebook(tutorial), inclusion=HIDDEN))
     return files
 
 
@@ -114,6 +118,10 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     parts = re.split(r"(^(?:```|~~~).*?^(?:```|~~~)$)", markdown, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = [LINK.sub(move, part) for part in parts[::2]]
     markdown = "".join(parts)
+    if uri.startswith(f"{TUTORIALS.name}/"):
+        notebook = f"{Path(uri).stem}.ipynb"
+        title, _, rest = markdown.partition("\n")
+        markdown = f'{title}\n\n[Download this tutorial as a notebook]({notebook}){{download="{notebook}"}}\n{rest}'
     for marker, write in {"commands": _commands, "python names": _python_names, "methods": _methods}.items():
         if f"<!-- {marker} -->" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->", write())
