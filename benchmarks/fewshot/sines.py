@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from warpi.fewshot.data import FewShotData
 from warpi.fewshot.datasets import load_fewshot
 from warpi.fewshot.episodes import Kind, make_tasks
 from warpi.fewshot.evaluate import evaluate
@@ -64,8 +65,14 @@ Job = tuple[str, int, int, int]  # variant, shots, seed, iterations
 def train_one(job: Job) -> dict[str, Any]:
     variant, shots, seed, iterations = job
     torch.set_num_threads(1)
-    data = load_fewshot("sines")
-    name, options = VARIANTS[variant]
+    scored = train_and_score(*VARIANTS[variant], load_fewshot("sines"), shots, seed, iterations)
+    return {"variant": variant, "shots": shots, "seed": seed, "iterations": iterations, **scored}
+
+
+def train_and_score(
+    name: str, options: dict[str, Any], data: FewShotData, shots: int, seed: int, iterations: int
+) -> dict[str, Any]:
+    """Train a learner and evaluate it on 1,000 test tasks."""
     learner = make_learner(name, **options)
     learner.start(Problem(data.shape), seed)
     training = Training(iterations=iterations, seed=seed, val_every=iterations)
@@ -74,10 +81,6 @@ def train_one(job: Job) -> dict[str, Any]:
     seconds = time.process_time() - began
     scores = evaluate(learner, make_tasks(data.test, Kind(0, shots, 50), "cpu", training=False, augment=False), 1000)
     return {
-        "variant": variant,
-        "shots": shots,
-        "seed": seed,
-        "iterations": iterations,
         "mean": scores.mean,
         "ci95": scores.ci95,
         "median": scores.median,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.common import RESULTS
-from benchmarks.fewshot import gpu
+from benchmarks.fewshot import gpu, spectra
 from warpi.cli import fewshot as command
 from warpi.cli.app import main
 from warpi.errors import UserError
@@ -232,3 +232,9 @@ def test_scores_by_task_are_a_few_kilobytes(benchmark: ModuleType, answers: int)
     unpacked = benchmark.scores_of({"right": text, "ways": answers // 15, "queries": 15})
     assert unpacked == pytest.approx([100 * n / answers for n in correct])
     assert benchmark.packed([math.nan, 1.0], answers) is None
+
+
+def test_the_page_holds_the_stored_comparison_of_kernels() -> None:
+    stored = json.loads(spectra.FILE.read_text())
+    assert len(stored["rows"]) == 2 * len(spectra.PAIRS) * len(spectra.FREQUENCIES) * 3
+    assert spectra.make_page(stored["rows"], stored["about"]) in spectra.PAGE.read_text()
