@@ -80,7 +80,7 @@ docs: $(VENV)/.dev
 
 # Write every page under docs/results from the stored results. Nothing is trained.
 results: $(VENV)/.dev
-	for page in cifar digits fewshot leaderboard many_classes never_loses plan results status strong; do $(BIN)/python -m benchmarks.pages.$$page || exit 1; done
+	for page in cifar digits fewshot leaderboard many_classes never_loses plan results status strong summary; do $(BIN)/python -m benchmarks.pages.$$page || exit 1; done
 
 setup: $(VENV)/.dev
 

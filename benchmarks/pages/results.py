@@ -182,11 +182,11 @@ def _block(data: str, noise: str, column: int | None, printed: list[dict[str, An
     for row in (*printed, *others):
         value = row["values"][column] if row["values"] and column is not None else None
         runs = results.some(data=data, noise=noise, method=row["method"])
-        best = _row(runs).best_mean if runs else None
+        best = summarize_seeds(runs).best_mean if runs else None
         mark = "°" if mixed and row.get("probably", "flip") != kind else ""
         paper = "–" if value is None else f"{value:.2f}{mark}"
         difference = "–" if value is None or best is None else f"{best - value:+.2f}"
-        lines.append(_pipes([row["name"] or f"`{row['method']}`", *_cells(runs), paper, difference]))
+        lines.append(join_cells([row["name"] or f"`{row['method']}`", *_cells(runs), paper, difference]))
     return [*lines, ""]
 
 
@@ -209,7 +209,7 @@ def _options(_: str, results: Results) -> list[str]:
             runs = results.some(noise=noise, **dict(zip(keys, values, strict=True)))
             if not runs and results.runs:  # missing runs are listed below
                 continue
-            lines.append(_pipes([*(f"`{format_value(value or 'xavier')}`" for value in values), *_cells(runs)]))
+            lines.append(join_cells([*(f"`{format_value(value or 'xavier')}`" for value in values), *_cells(runs)]))
         lines.append("")
     return lines
 
@@ -225,7 +225,9 @@ def _changes(_: str, results: Results) -> list[str]:
     }
     for change in changed:
         runs = results.some(**{**usual, **dict(change)})
-        lines.append(_pipes([", ".join(f"`{key}` = {format_value(value)}" for key, value in change), *_cells(runs)]))
+        lines.append(
+            join_cells([", ".join(f"`{key}` = {format_value(value)}" for key, value in change), *_cells(runs)])
+        )
     return lines
 
 
@@ -245,12 +247,12 @@ def _samples(name: str, results: Results) -> list[str]:
                 epoch = min(statistics.median(number(e, "seconds") or 0.0 for e in run.epochs[1:]) for run in timed)
                 steps = timed[0].facts["n_train"] // timed[0].spec["recipe"]["batch_size"]
                 cells = [f"{epoch:.2f}", f"{epoch / steps:.4f}"]
-            lines.append(_pipes([str(samples), *_cells(scored), *cells]))
+            lines.append(join_cells([str(samples), *_cells(scored), *cells]))
         lines.append("")
     lines += _step(results.root / "benchmarks" / "results" / "samples-h200.json")
     lines += ["## The paper's table (`tab:ell`)", "", "| L | " + " | ".join(PAPER[name]["columns"]) + " |"]
     lines.append("|---:" * 5 + "|")
-    lines += [_pipes([str(row["samples"]), *map(str, row["values"])]) for row in PAPER[name]["rows"]]
+    lines += [join_cells([str(row["samples"]), *map(str, row["values"])]) for row in PAPER[name]["rows"]]
     return lines
 
 
@@ -265,7 +267,7 @@ def _step(file: Path) -> list[str]:
     lines += ["| | L | also on the GPU | seconds per batch |", "|:---|---:|:---|---:|"]
     for r in rows:
         cells = [f"`{r['variant']}`", str(r["samples"] or "–"), r.get("beside", "nothing"), f"{r['ms'] / 1000:.4f}"]
-        lines.append(_pipes(cells))
+        lines.append(join_cells(cells))
     return [*lines, ""]
 
 
@@ -279,17 +281,21 @@ def _curves(_: str, results: Results) -> list[str]:
             runs = results.some(noise=noise, method=method)
             cells = ["–"] * 7
             if runs:
-                row = _row(runs)
+                row = summarize_seeds(runs)
                 best = [max(run.epochs, key=lambda e: number(e, "test_acc") or 0.0) for run in runs]
                 drops = [b["test_acc"] - run.epochs[-1]["test_acc"] for b, run in zip(best, runs, strict=True)]
                 meta = [[m for e in run.epochs if (m := number(e, "meta_loss")) is not None] for run in runs]
-                cells = [str(row.n_seeds), _mean(row.last_mean, row.last_std), _mean(row.best_mean, row.best_std)]
+                cells = [
+                    str(row.n_seeds),
+                    format_mean(row.last_mean, row.last_std),
+                    format_mean(row.best_mean, row.best_std),
+                ]
                 cells += [", ".join(str(int(b["epoch"])) for b in best), f"{statistics.fmean(drops):.2f}"]
                 known = [m for m in meta if m]
                 cells += [
                     f"{statistics.fmean(f(m) for m in known):.3f}" if known else "–" for f in (min, lambda m: m[-1])
                 ]
-            lines.append(_pipes([f"`{method}`", *cells]))
+            lines.append(join_cells([f"`{method}`", *cells]))
         lines.append("")
     return lines
 
@@ -298,12 +304,12 @@ def _cells(runs: Sequence[RunRecord]) -> list[str]:
     """Seeds, last, best on validation, best on test."""
     if not runs:
         return ["–"] * 4
-    row = _row(runs)
+    row = summarize_seeds(runs)
     pairs = ((row.last_mean, row.last_std), (row.val_mean, row.val_std), (row.best_mean, row.best_std))
-    return [str(row.n_seeds), *(_mean(*pair) for pair in pairs)]
+    return [str(row.n_seeds), *(format_mean(*pair) for pair in pairs)]
 
 
-def _row(runs: Sequence[RunRecord]) -> Row:
+def summarize_seeds(runs: Sequence[RunRecord]) -> Row:
     """The row of runs that differ only in the seed; other differences end the script, so that no run is lost."""
     rows = summarize(runs)
     if len(rows) > 1:
@@ -379,20 +385,20 @@ def _evidence(results: Results) -> list[str]:
             f"`{facts['noise_sha256'][:16]}`",
         )
         seen[tuple(map(str, cells))] = None
-    return [*lines, *(_pipes(cells) for cells in sorted(seen)), ""]
+    return [*lines, *(join_cells(cells) for cells in sorted(seen)), ""]
 
 
 def _each(texts: Iterable[str]) -> str:
     return "; ".join(sorted(set(map(str, texts))))
 
 
-def _mean(mean: float | None, std: float | None) -> str:
+def format_mean(mean: float | None, std: float | None) -> str:
     if mean is None:
         return "–"
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _pipes(cells: Iterable[str]) -> str:
+def join_cells(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 

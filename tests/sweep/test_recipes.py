@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import keep
-from benchmarks.pages import plan, results as pages, status, strong
+from benchmarks.pages import plan, results as pages, status, strong, summary
 from warpi.cli.app import main
 from warpi.nets import registry as nets
 from warpi.nets.resnet import resnet20
@@ -224,6 +224,10 @@ def test_pages_are_up_to_date() -> None:
     for name, table in pages.TABLES.items():
         committed = (ROOT / "docs" / "results" / f"{name}.md").read_text()
         assert pages.page(name, table, ROOT) == committed, f"docs/results/{name}.md is old: make results"
+
+
+def test_summary_is_up_to_date() -> None:
+    assert summary.table() in summary.PAGE.read_text(), "docs/results/README.md is old: make results"
 
 
 def test_plan_is_up_to_date() -> None:
