@@ -3,21 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from random_inputs import SOME, make_generator, normal, seeds
 from torch import Tensor
 
 from warpi.data.augment import Crop
-
-SOME = settings(max_examples=15, deadline=None, derandomize=True)
-seeds = st.integers(0, 2**31)
-
-
-def make_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=make_generator(seed), dtype=torch.float64)
 
 
 class Draws(NamedTuple):

@@ -4,25 +4,14 @@ import math
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from random_inputs import SOME, make_generator, normal, seeds
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.losses import cross_entropy, rectified_cross_entropy
 from warpi.functional.mixup import balanced_partners
-
-SOME = settings(max_examples=15, deadline=None, derandomize=True)
-seeds = st.integers(0, 2**31)
-
-
-def make_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=make_generator(seed), dtype=torch.float64)
-
 
 # --- gaussian -------------------------------------------------------------------------------------------------------
 

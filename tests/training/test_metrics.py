@@ -5,23 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from random_inputs import SOME, make_generator, normal, seeds
 from torch import Tensor
 
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.split import Split
 from warpi.training.metrics import compute_scores, evaluate
-
-SOME = settings(max_examples=15, deadline=None, derandomize=True)
-seeds = st.integers(0, 2**31)
-
-
-def make_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=make_generator(seed), dtype=torch.float64)
 
 
 def naive_scores(p: Tensor, y: Tensor, bins: int) -> tuple[float, float, float, list[float]]:
