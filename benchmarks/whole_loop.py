@@ -44,6 +44,7 @@ RATE = 0.35
 FIRST, SECOND = 40, 100  # decisions
 SETS = ("digits", "satimage", "hr", "cifar")
 CIFAR_PAIRS = {0: 8, 8: 0, 1: 9, 9: 1, 2: 4, 4: 7, 3: 5, 5: 3, 6: 2, 7: 4}  # airplane and ship, cat and dog, ...
+NOISE_FIGURES = ("noise_estimate", "noise_low", "noise_high")
 MARKS = ("<!-- whole_loop begins -->", "<!-- whole_loop ends -->")
 
 
@@ -172,9 +173,15 @@ def accuracy(folder: str, test: str, case: Case, log: Any) -> float:
     return 100 * float(np.mean(predicted["predicted"].to_numpy() == np.array(true)))
 
 
-def run_loop(case: Case, seed: int, log: Any) -> dict[str, Any]:
-    """The commands of the tutorial in the working folder."""
-    began = time.monotonic()
+def read_printed(folder: str) -> dict[str, list[float]]:
+    """What `fit` printed: the accuracy and the noise rate in %, each with the limits of its interval."""
+    record = json.loads((Path(folder) / "results.jsonl").read_text().splitlines()[-1])
+    names = {"accuracy": ("trusted_acc", "trusted_low", "trusted_high"), "noise": NOISE_FIGURES}
+    return {key: [record[name] for name in each] for key, each in names.items() if each[-1] in record}
+
+
+def run_loop(case: Case, seed: int, log: Any) -> tuple[dict[str, Any], list[int]]:
+    """The commands of the tutorial in the working folder. Returns the results, and the rows of `case` to check."""
     data, test, place = write_data(case, Path())
     dataset = DataSpec(data=data[1]).read()
     order = [place[path] for path in dataset.files.paths] if dataset.files else list(range(len(case.true)))
@@ -205,7 +212,7 @@ def run_loop(case: Case, seed: int, log: Any) -> dict[str, Any]:
     wrong = [sum(a != b for a, b in zip(column, true, strict=True)) for column in (corrected["given"], labels)]
     numbers = json.loads(Path("numbers.json").read_text())
     checked = {int(row) for name in ("check.csv", "check2.csv") for row in pd.read_csv(name)["row"]}
-    return {
+    results = {
         "rows": len(true),
         "right_as_given": 100 - 100 * wrong[0] / len(true),
         "right_corrected": 100 - 100 * wrong[1] / len(true),
@@ -214,10 +221,11 @@ def run_loop(case: Case, seed: int, log: Any) -> dict[str, Any]:
         "expected": numbers,
         "accuracy_before": before,
         "accuracy_after": after,
+        "printed_before": read_printed("runs/first"),
+        "printed_after": read_printed("runs/second"),
         "audit": printed.splitlines()[0],
-        "right_cleanlab": cleanlab_right(case, [order[row] for row in checked], seed),
-        "seconds": round(time.monotonic() - began),
     }
+    return results, [order[row] for row in checked]
 
 
 def cleanlab_right(case: Case, checked: list[int], seed: int) -> float:
@@ -277,7 +285,11 @@ def main() -> None:
             folder.mkdir(parents=True)
             os.chdir(folder)
             with (folder / "log.txt").open("w") as log:
-                results[f"{name} {seed}"] = run_loop(make_case(name, seed, root), seed, log)
+                began = time.monotonic()
+                case = make_case(name, seed, root)
+                result, checked = run_loop(case, seed, log)
+                result |= {"seconds": round(time.monotonic() - began)}
+                results[f"{name} {seed}"] = result | {"right_cleanlab": cleanlab_right(case, checked, seed)}
             os.chdir(start)
             if args.keep is None:
                 shutil.rmtree(folder)

@@ -182,6 +182,29 @@ def test_constant_columns_and_repeated_rows() -> None:
     check(fit_auto(constant, AutoSettings()), constant)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_the_accuracy_is_not_raised_by_corrections_that_know_the_trusted_rows(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be learned here, but the corrected label of a row is that of its nearest trusted row."""
+    monkeypatch.setattr(score, "MANY_ROWS", 0 if many else 1000)
+    rng = np.random.default_rng(0)
+    x_trusted = rng.normal(size=(40, 2)).astype(np.float32)
+    nearest = np.arange(600) % 40
+    x = (x_trusted[nearest] + 0.001 * rng.normal(size=(600, 2))).astype(np.float32)
+    y_trusted, before = rng.integers(2, size=40), rng.integers(2, size=600)
+    corrected = y_trusted[nearest]
+    changed = np.where(corrected != before, before, -1)
+    scores = {}
+    for name, replaced in (("unknown", None), ("known", changed)):
+        rows = Rows(x, corrected, x_trusted, y_trusted, None, 2, replaced)
+        result = fit_auto(rows, AutoSettings(models=("knn",)))
+        assert result.trusted_score is not None
+        scores[name] = result.trusted_score.estimate
+    assert scores["unknown"] > 0.9
+    assert scores["known"] < 0.7
+
+
 def test_sparse_rows() -> None:
     rows = make_rows(d=30)
     positive = [sparse.csr_array(np.maximum(x, 0)) for x in (rows.x, rows.x_trusted)]

@@ -20,7 +20,9 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.review.correct import apply_corrections, prefer_expectation_to_zero, write_corrections, write_trusted_set
+from warpi.review.corrected_labels import write_corrected
 from warpi.review.items import Items, items_from_data
+from warpi.training.task import make_task
 
 CLASSES = ("a", "b", "c")
 
@@ -122,6 +124,49 @@ def test_a_table_keeps_its_columns_and_rows(items: Items, p: np.ndarray, tmp_pat
     assert after["given"].fillna("").tolist()[:3] == ["a", "b", ""]
     again, _ = load_dataset(str(out), label="kind", drop=["id"])  # the added columns are not features
     assert again.examples.shape == items.dataset.examples.shape
+
+
+def test_corrected_data_shows_which_labels_an_audit_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    out, again = tmp_path / "out.csv", tmp_path / "again.csv"
+    corrections = apply_corrections(items, make_audit(items.dataset, p), decide(5, "b"))
+    write_corrections(corrections, out)
+    corrected, _ = load_dataset(str(out), label="kind", drop=["id"])
+    assert corrected.before_audit is not None
+    assert corrected.before_audit.tolist() == [0, 1, *6 * [-1]]
+    # The second audit changes row 4, a person keeps row 0, and row 1 is still as the first audit left it.
+    second = replace(items_from_data(corrected, corrected.y), source=out)
+    p = np.full((8, 3), 0.05)
+    p[np.arange(8), second.given] = 0.9
+    p[4] = [0.9, 0.05, 0.05]
+    write_corrections(apply_corrections(second, make_audit(corrected, p), decide(0, "c")), again)
+    with again.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["split"] == "train"]
+    assert [line["changed_by"] for line in lines[:5]] == ["person", "audit", "", "", "audit"]
+    assert [line["given"] for line in lines[:5]] == ["a", "b", "a", "b", "c"]
+    last, _ = load_dataset(str(again), label="kind", drop=["id"])
+    assert last.before_audit is not None
+    assert last.before_audit.tolist() == [-1, 1, -1, -1, 2, -1, -1, -1]
+
+
+def test_a_label_file_shows_which_labels_an_audit_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    corrections = apply_corrections(replace(items, source=None), make_audit(items.dataset, p), decide(5, "b"))
+    write_corrections(corrections, tmp_path / "out.csv")
+    labels = tmp_path / "out.json"
+    before = read_noise_file(labels, items.dataset).before_audit
+    assert before is not None
+    assert before.tolist() == [0, 1, *6 * [-1]]
+    second = items_from_data(items.dataset, torch.from_numpy(corrections.label))
+    audit = make_audit(items.dataset, np.eye(3)[corrections.label])
+    again = replace(apply_corrections(second, audit, {}), settings={"noise": f"given:{labels}"})
+    write_corrections(again, tmp_path / "again.csv")
+    assert read_noise_file(tmp_path / "again.json", items.dataset).before_audit.tolist() == [0, 1, *6 * [-1]]  # type: ignore[union-attr]
+    accepted = {0: Decision(1, 0, "change", "c", "t", "now", "a", "auto-1")} | decide(5, "b")
+    exported = read_noise_file(write_corrected(items, accepted, tmp_path / "export.csv"), items.dataset)
+    assert exported.before_audit is not None
+    assert exported.before_audit.tolist() == [0, *7 * [-1]]
+    task, _ = make_task(items.dataset, f"given:{tmp_path / 'export.json'}", val=0.0, test=0.0)
+    assert task.before_audit is not None
+    assert task.before_audit[task.train.rows == 0].tolist() == [0]
 
 
 def test_the_data_itself_is_never_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:

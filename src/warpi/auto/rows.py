@@ -28,6 +28,8 @@ class Rows:
     given_trusted: Ints | None
     """The labels of the trusted rows before they were checked; -1 if unknown."""
     n_classes: int
+    before_audit: Ints | None = None
+    """[N] labels of the noisy rows that an audit replaced, -1 for other rows; None if it replaced none."""
 
     @property
     def n_noisy(self) -> int:
@@ -58,7 +60,20 @@ def check_rows(rows: Rows) -> None:
 
 def take_noisy(rows: Rows, chosen: Ints) -> Rows:
     """The same rows with only some of the noisy ones."""
-    return replace(rows, x=rows.x[chosen], given=rows.given[chosen])
+    before = None if rows.before_audit is None else rows.before_audit[chosen]
+    return replace(rows, x=rows.x[chosen], given=rows.given[chosen], before_audit=before)
+
+
+def undo_audit(rows: Rows) -> Rows:
+    """The rows with the labels that an audit replaced.
+
+    The audit has learned from the trusted rows, so the new labels of rows that are similar to a trusted row depend on
+    its true label. Models that are tested on this row must not learn from them.
+    """
+    if rows.before_audit is None:
+        return rows
+    given = np.where(rows.before_audit >= 0, rows.before_audit, rows.given)
+    return replace(rows, given=given, given_trusted=None, before_audit=None)  # `given_trusted` are also corrected
 
 
 def one_hot(labels: Ints, n_classes: int) -> Floats:

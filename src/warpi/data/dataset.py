@@ -55,6 +55,7 @@ class Dataset:
     files: Files | None = None  # set for image files, even if they are kept in memory
     given: Tensor | None = None  # [N] int64 labels before a person checked them, -1 unknown; None: all unknown
     meta_given: Tensor | None = None  # the same for the rows of `meta`
+    before_audit: Tensor | None = None  # [N] labels that an audit replaced, -1 for other rows; None: none
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
@@ -63,7 +64,8 @@ class Dataset:
         if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
             shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
             raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool each")
-        for earlier, rows in ((self.given, self.y), (self.meta_given, self.meta.y if self.meta else None)):
+        meta_y = self.meta.y if self.meta else None
+        for earlier, rows in ((self.given, self.y), (self.before_audit, self.y), (self.meta_given, meta_y)):
             if earlier is not None:
                 n = 0 if rows is None else len(rows)
                 check_labels(earlier.clamp(min=0), n, self.n_classes, f"labels of {self.name} before they were checked")
@@ -87,11 +89,12 @@ class Dataset:
         files: Files | None = None,
         given: Tensor | None = None,
         meta_given: Tensor | None = None,
+        before_audit: Tensor | None = None,
     ) -> "Dataset":
         """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
-        `clean`, `trusted` and `given` [N] describe the training rows, `meta_given` the trusted ones. Without
-        `trusted`, the rows with a clean label are the trusted ones, if only some rows have one.
+        `clean`, `trusted`, `given` and `before_audit` [N] describe the training rows, `meta_given` the trusted ones.
+        Without `trusted`, the rows with a clean label are the trusted ones, if only some rows have one.
         """
         clean = _if_any_known(clean)
         if trusted is None and clean is not None and bool((clean < 0).any()):
@@ -112,6 +115,7 @@ class Dataset:
             files=files,
             given=_if_any_known(given),
             meta_given=_if_any_known(meta_given),
+            before_audit=_if_any_known(before_audit),
         )
 
     @property

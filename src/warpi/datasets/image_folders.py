@@ -301,6 +301,7 @@ def make_image_dataset(
     test_is_clean: bool = False,
     given: Tensor | None = None,
     meta_given: Tensor | None = None,
+    before_audit: Tensor | None = None,
 ) -> Dataset:
     """Make a data set from the images of train, test and trusted. In memory, unreadable files are dropped.
 
@@ -332,6 +333,7 @@ def make_image_dataset(
         test_is_clean=test_is_clean,
         given=keep(given),
         meta_given=keep(meta_given, "trusted"),
+        before_audit=keep(before_audit),
         files=Files(
             str(lists["train"].root), tuple(path for path, readable in paths if readable), str(top) if top else None
         ),

@@ -23,6 +23,7 @@ LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than th
 PARTS = ("train", "test", "trusted")
 GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
 CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features
+BY_AUDIT = ("audit", "accepted")  # values of `changed_by`, and of `state` in an export of `warpi review`
 AUDIT_COLUMNS = ("label_quality", "suggested_label", "is_label_issue")  # an export of an audit; they are not features
 OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}
 """Deprecated names of columns, parts and arrays, which still work."""
@@ -56,6 +57,7 @@ class LabelColumns(NamedTuple):
     clean: Tensor  # [N] true labels, -1 unknown
     trusted: Tensor | None  # [N] bool, rows that a person has checked; None: the data has no such column
     given: Tensor  # [N] labels before a person checked them, -1 unknown
+    before_audit: Tensor  # [N] labels that an audit replaced, -1 for other rows
     rows: dict[str, list[int]]  # of each part; 'train' is not empty
 
     def labels(self, part: str) -> Tensor:
@@ -68,6 +70,7 @@ class LabelColumns(NamedTuple):
         train, test, trusted = self.rows["train"], self.rows.get("test"), self.rows.get("trusted")
         return {
             "given": self.given[train],
+            "before_audit": self.before_audit[train],
             "meta_given": None if trusted is None else self.given[trusted],
             "clean": self.clean[train],
             "trusted": None if self.trusted is None else self.trusted[train],
@@ -100,12 +103,14 @@ def read_label_columns(
     marks = find_trusted_column(columns.keys() - {label}, path)
     y = encode_labels(given, classes, at)
     clean = encode_labels(true, classes, at)
+    earlier = _earlier_labels(columns, label, classes)
     return LabelColumns(
         classes,
         y,
         clean,
         parse_marks(columns[marks], at, marks) if marks else None,
-        torch.where(clean >= 0, y, _earlier_labels(columns, label, classes)),
+        torch.where(clean >= 0, y, earlier),
+        torch.where(_changed_by_audit(columns), earlier, -1),
         _split_rows([text or blank_split for text in columns.get("split", ["train"] * len(given))], path, at),
     )
 
@@ -117,6 +122,15 @@ def _earlier_labels(columns: Mapping[str, Sequence[str]], label: str, classes: t
         return torch.full((len(columns[label]),), -1)
     index = {text: k for k, text in enumerate(classes)}
     return torch.tensor([index.get(text, -1) for text in columns[name]], dtype=torch.int64)
+
+
+def _changed_by_audit(columns: Mapping[str, Sequence[str]]) -> Tensor:
+    """[N] whether the label is a suggestion of an audit that nobody checked; [1] if no column says so."""
+    if CORRECTION_COLUMNS[0] in columns:
+        changes = columns[CORRECTION_COLUMNS[0]]
+    else:
+        changes = columns["state"] if {"state", "verified"} <= columns.keys() else ("",)
+    return torch.tensor([change in BY_AUDIT for change in changes])
 
 
 def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> dict[str, list[int]]:

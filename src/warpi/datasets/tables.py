@@ -53,7 +53,8 @@ def read_table(
     if label not in table.columns:
         raise no_column(label, table, "choose the label with --label COLUMN")
     earlier = _pop_earlier_labels(table, label, first)
-    texts = {name: _labels(table.columns[name]) for name in (label, *LABEL_COLUMNS) if name in table.columns}
+    used = (label, *LABEL_COLUMNS, CORRECTION_COLUMNS[0])
+    texts = {name: _labels(table.columns[name]) for name in used if name in table.columns}
     texts |= {name: _labels(values) for name, values in earlier.items()}
     labels = read_label_columns(texts, label, path, table.at, classes=like.classes if like else None)
     notes = Notes()
@@ -118,12 +119,13 @@ def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
 def _pop_earlier_labels(table: Table, label: str, first: Columns | None) -> dict[str, Raw]:
     """Take out the column `given`: the labels before they were checked.
 
-    It is a feature if it was one in the first table, or if its values differ from the label column of a first table.
+    It is a feature if it was one in the first table, or if its values differ from the label column of a first table,
+    unless `warpi correct` wrote the table: corrections may leave a class without rows.
     """
     names = [name for name in GIVEN if name in table.columns and name != label]
     if first:
         names = [name for name in names if name not in first.features]
-    else:
+    elif CORRECTION_COLUMNS[0] not in table.columns:
         classes = {"", *_labels(table.columns[label])}
         names = [name for name in names if classes.issuperset(_labels(table.columns[name]))]
     return {name: table.columns.pop(name) for name in names}

@@ -84,6 +84,8 @@ def write_noise_file(
     }
     if labels.replaced is not None:
         content["replaced"] = labels.replaced.tolist()
+    if labels.before_audit is not None and bool((labels.before_audit >= 0).any()):
+        content["before_audit"] = labels.before_audit.tolist()
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
     write_atomically(Path(path), f"{{\n{lines}\n}}\n".encode())
 
@@ -118,7 +120,11 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     T = content.get("T")
     if T is not None:
         T = check_matrix(f"noise file {path}", read_rows(f"noise file {path}", T), dataset.classes, dataset.classes)
-    return NoisyLabels(labels[order], T, replaced)
+    before = _integers(path, content, "before_audit") if "before_audit" in content else None
+    if before is not None:
+        check_labels(before.clamp(min=0), n, dataset.n_classes, f"'before_audit' in the noise file {path}")
+        before = before[order]
+    return NoisyLabels(labels[order], T, replaced, before)
 
 
 def read_noise_name(path: Path | str) -> str:

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
 from warpi.audit.hugging_face import embedded_source, save_with_audit
@@ -26,8 +27,9 @@ from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
-from warpi.noise.noise_file import write_noise_file
-from warpi.review.corrected_labels import accepted_labels, final_labels
+from warpi.noise.noise_file import read_noise_file, write_noise_file
+from warpi.noise.parse import Noise
+from warpi.review.corrected_labels import accepted_labels, final_labels, first_labels, labels_before_audit
 from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import OpenedRun, open_run
@@ -241,8 +243,8 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
     settings = {**corrections.settings, "data": str(path)}
     if items.source is None:
         labels = path.with_suffix(".json")
-        y = torch.from_numpy(corrections.label)
-        write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
+        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections))
+        write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=noisy)
         settings = {**corrections.settings, "noise": f"given:{labels}"}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 
@@ -269,16 +271,34 @@ def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = Non
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 
 
+def _first_labels(corrections: Corrections) -> Tensor:
+    """[N] the labels before any audit replaced them."""
+    items = corrections.items
+    noise = Noise.parse(corrections.settings.get("noise", "given"))
+    is_file = noise.kind == "given" and noise.file is not None
+    earlier = read_noise_file(str(noise.file), items.dataset) if is_file else items.dataset
+    return first_labels(items, earlier.before_audit)
+
+
+def _before_audit(corrections: Corrections) -> Tensor:
+    """[N] the labels that an audit replaced, this one or an earlier one; -1 for other rows."""
+    checked = final_labels(corrections.items, corrections.decisions)
+    return labels_before_audit(torch.from_numpy(corrections.label), _first_labels(corrections), checked)
+
+
 def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict[str, list[str]]:
     """The added columns of a file whose lines are these rows of the data set; None: a line that is none of them."""
     items = corrections.items
+    first = _first_labels(corrections).numpy()
+    by_audit = _before_audit(corrections).numpy() >= 0
+    who = np.where(corrections.label == first, "", np.where(by_audit, AUDIT, PERSON))
     given: list[str] = []
     changed_by: list[str] = []
     probability: list[str] = []
     for row in rows:
         p = np.nan if row is None else corrections.probability[row]
-        given.append("" if row is None else items.classes[int(items.given[row])])
-        changed_by.append("" if row is None else corrections.changed_by[row])
+        given.append("" if row is None else items.classes[int(first[row])])
+        changed_by.append("" if row is None else str(who[row]))
         probability.append("" if np.isnan(p) else f"{p:.6g}")
     return dict(zip((GIVEN[0], *CORRECTION_COLUMNS), (given, changed_by, probability), strict=True))
 

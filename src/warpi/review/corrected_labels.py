@@ -1,7 +1,7 @@
 """The labels of all rows after a review, and the files with them: a table, and labels for `warpi fit --labels`."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,19 @@ def accepted_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int
     return {row: items.classes.index(label) for row, label in automatic.items() if label is not None}
 
 
+def first_labels(items: Items, earlier: Tensor | None) -> Tensor:
+    """[N] the given labels, or those that an earlier audit replaced by them (`earlier`, -1 for other rows)."""
+    given = torch.from_numpy(items.given)
+    return given.clone() if earlier is None else torch.where(earlier >= 0, earlier, given)
+
+
+def labels_before_audit(label: Tensor, first: Tensor, checked: Collection[int]) -> Tensor:
+    """[N] the first labels of rows that have another label now which nobody has checked; -1 for other rows."""
+    before = torch.where(label != first, first, -1)
+    before[list(checked)] = -1
+    return before
+
+
 def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
     """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
 
@@ -65,11 +78,13 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
     if path.suffix != ".json":
         raise UserError(f"corrected labels must go to a .csv or .json file, got {path}")
     y = torch.from_numpy(items.given.copy())
-    for row, k in {**accepted_labels(items, decisions), **final_labels(items, decisions)}.items():
+    checked = final_labels(items, decisions)
+    for row, k in {**accepted_labels(items, decisions), **checked}.items():
         y[row] = k
     if path.exists() and not _contains_labels(path, items, y):
         raise NameTaken(path, "--export")
-    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None))
+    before = labels_before_audit(y, first_labels(items, items.dataset.before_audit), checked)
+    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None, None, before))
     return path
 
 

@@ -32,6 +32,7 @@ class Task:
     classes: tuple[str, ...]
     noise_rate: float | None = None  # oracle knowledge, only for methods with `needs_noise_rate`
     meta_given: Tensor | None = None  # [n] labels of the trusted examples before they were checked, -1 unknown
+    before_audit: Tensor | None = None  # [N] labels of the training rows that an audit replaced, -1 for other rows
 
     @property
     def n_classes(self) -> int:
@@ -194,8 +195,10 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
     given = rows.trusted_given if rows.trusted is not None else _given_of_rows(dataset, rows.meta)
     if str(noise) != "given":  # the labels in the data are not those that the method learns from
         given = None
+    before = noisy.before_audit if noise.file else dataset.before_audit if str(noise) == "given" else None
+    before = None if before is None else before[rows.train]
     return (
-        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate, given),
+        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate, given, before),
         Truth(test, test_is_clean, clean, noisy.T, noise_hash, rows.n_repeated),
     )
 

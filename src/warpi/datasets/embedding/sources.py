@@ -17,7 +17,7 @@ from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.hugging_face.extract import extract_images
 from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
+from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import check_column_names, read_cells, reading, shorten_list
@@ -26,7 +26,7 @@ from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
 _TABLES = (".csv", ".tsv", ".parquet")
-_FACTS = ("clean", "trusted", "given", "meta_given")
+_FACTS = ("clean", "trusted", "given", "meta_given", "before_audit")
 _FIRST_SIDE = 8  # pixels: any side, since the images are only listed
 
 
@@ -198,7 +198,8 @@ def _from_table(path: Path, text: str, label: str, classes: tuple[str, ...] | No
     columns = _read_columns(path)
     texts = _column(columns, text, path, "--text COLUMN")
     _column(columns, label, path, "--label COLUMN")
-    cells = {name: normalize_labels(columns[name]) for name in (label, *LABEL_COLUMNS, *GIVEN) if name in columns}
+    known = (label, *LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])
+    cells = {name: normalize_labels(columns[name]) for name in known if name in columns}
     found = read_label_columns(
         cells, label, path, lambda row: f"{path}, row {row}", classes=classes, blank_split="train"
     )
