@@ -255,7 +255,9 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     assert "warpi pick 40" in words
     checked = {"n": 2, "rate": 0.15, "low": 0.1, "high": 0.2, "checked": 50, "level": 0.9}
     backed = replace(audit, facts={**audit.facts, "noise_rate": checked})
-    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=backed, review=a_review())])).words
+    review = a_review()._replace(before=Rate(4, 0.6, 0.4, 0.8, 50))  # with trusted rows, as in the part about it
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=backed, review=review)])).words
+    assert "1 of 4" in words
     assert (
         "90 % interval 10 to 20 %, from the predictions for all rows, corrected by 50 labels checked at random" in words
     )
@@ -317,6 +319,9 @@ def test_errors_that_are_spread_evenly_are_described_so_and_rare_pairs_are_added
     assert "suspicious labels, 9 still unchecked" in words
     assert "Of the 12 suspicious labels, 7 are really wrong." in words
     assert "other pairs (2)" in words
+    three = replace(even, given=numbers % 3)
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=three, review=review)])).words
+    assert "4 are labeled “c0”, 4 are labeled “c1”, 4 are labeled “c2”." in words
 
 
 # -- charts ----------------------------------------------------------------------------------------------------------

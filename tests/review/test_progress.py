@@ -135,8 +135,11 @@ def test_advice_depends_on_what_is_missing() -> None:
     assert "warpi audit runs/x" in measure_progress(audit, decisions, random).hint("runs/x")
     unsure = replace(audit, pairs=pairs_of(audit, list(range(40)), audit.posterior[:40]))
     advice = measure_progress(unsure, decisions, random).hint(effect=", leaving none")
-    assert "Review 20 more rows, sorted by expected gain" in advice
-    assert "corrected.csv`, leaving none." in advice
+    assert advice.startswith(
+        "Write the corrected data: `warpi correct RUN --out corrected.csv`, leaving none, and train"
+    )
+    assert "first review 20 more rows (`warpi review RUN`, sorted by expected gain)" in advice
+    assert "Review 20 more rows, sorted by expected gain" in measure_progress(unsure, decisions, random).hint()
     sure = replace(unsure, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
     assert "You can stop" in measure_progress(sure, decisions, random).hint()
     for checked in (unsure, sure):

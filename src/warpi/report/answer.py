@@ -39,7 +39,7 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         return None
     first, more = _class_rates(audit)
     return {
-        "tiles": [_wrong_tile(audit), _suspicious_tile(audit, detail.review)],
+        "tiles": [_wrong_tile(audit, detail.review), _suspicious_tile(audit, detail.review)],
         "concerns": audit_concerns(audit),
         "where": _where(audit),
         "left_out": audit.facts.get("left_out") or 0,
@@ -70,18 +70,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def _wrong_tile(audit: Audit) -> Tile:
-    """How many labels are wrong."""
+def _wrong_tile(audit: Audit, review: Review | None) -> Tile:
+    """How many labels are wrong, trusted rows of the data included, as in the section about the review."""
     rate = audit.facts["noise_rate"]
+    n = len(audit)
+    wrong, low, high = (rate[name] and n * rate[name] for name in ("rate", "low", "high"))
+    if review is not None:
+        n, wrong, low, high = review.before.n, review.before.rate, review.before.low, review.before.high
     note = "Estimated by the model alone, which is usually too low; no interval yet"
-    if audit.has_interval:
-        interval = f"{100 * rate['low']:.0f} to {100 * rate['high']:.0f} %"
+    if audit.has_interval and low is not None and high is not None:
         note = (
-            f"90 % interval {interval}, from the predictions for all rows, corrected by {rate['checked']} labels "
-            "checked at random"
+            f"90 % interval {100 * low / n:.0f} to {100 * high / n:.0f} %, from the predictions for all rows, "
+            f"corrected by {rate['checked']} labels checked at random"
         )
-    number = f"{len(audit) * rate['rate']:,.0f} of {len(audit):,}"
-    return Tile(number, f"labels estimated to be wrong ({percent(rate['rate'])})", note)
+    return Tile(f"{wrong:,.0f} of {n:,}", f"labels estimated to be wrong ({percent(wrong / max(n, 1))})", note)
 
 
 def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
@@ -115,6 +117,13 @@ def _where(audit: Audit) -> str:
     ]
     rest = total - sum(n for _, n in pairs[:_NAMED_PAIRS])
     if 2 * rest > total:
+        labels = Counter(audit.given[audit.is_label_issue].tolist()).most_common()
+        named = labels[:_NAMED_PAIRS]
+        others = total - sum(n for _, n in named)
+        if 2 * others <= total:
+            parts = [f"{n:,} are labeled “{audit.classes[k]}”" for k, n in named]
+            ending = f"; the other {others:,} have other labels" if others else ""
+            return f"Of the {total:,} suspicious labels, {', '.join(parts)}{ending}."
         return (
             f"The {total:,} suspicious labels are spread over {len(pairs)} pairs of given and suggested class; no pair "
             f"has more than {pairs[0][1]:,}."

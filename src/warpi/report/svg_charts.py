@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLORS = 7  # classes c0 .. c6 of page.css
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # tell lines apart when there are more lines than colors
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 390, 10, 192  # edges of the plotted area
-_AREA = {"width": 400, "height": 230, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
+_AREA = {"width": 408, "height": 230, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM}
 
 
 @cache

@@ -60,7 +60,8 @@ class Progress:
     def hint(self, run: str | None = None, effect: str = "", correcting_helps: bool = True) -> str:
         """What to do next, in one or two sentences. Commands are in backticks.
 
-        `effect` follows the command that writes the corrected data, which is not named if correcting does not help.
+        `effect` follows the command that writes the corrected data, which is then named first. It is not named if
+        correcting does not help.
         """
         name = "RUN" if run is None else shlex.quote(run)
         if self.n_waiting:
@@ -90,7 +91,13 @@ class Progress:
             f"Review {AHEAD} more rows, sorted by expected gain: `warpi review {name}`. This is expected to correct "
             f"about {self.next_gain:.0f} more labels."
         )
-        export = f"Or export now: `{correct_command(name)}`{effect}."
+        if effect and correcting_helps:
+            return (
+                f"Write the corrected data: `{correct_command(name)}`{effect}, and train again with the command that "
+                f"it prints. If you have time, first review {AHEAD} more rows (`warpi review {name}`, sorted by "
+                f"expected gain): this is expected to correct about {self.next_gain:.0f} more labels."
+            )
+        export = f"Or export now: `{correct_command(name)}`."
         return f"{review} {export}" if correcting_helps else f"{keep} {review}"
 
 
