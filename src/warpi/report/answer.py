@@ -119,10 +119,10 @@ def _where(audit: Audit) -> str:
     if 2 * rest > total:
         labels = Counter(audit.given[audit.is_label_issue].tolist()).most_common()
         named = labels[:_NAMED_PAIRS]
-        others = total - sum(n for _, n in named)
-        if 2 * others <= total:
+        unnamed = total - sum(n for _, n in named)
+        if 2 * unnamed <= total:
             parts = [f"{n:,} are labeled “{audit.classes[k]}”" for k, n in named]
-            ending = f"; the other {others:,} have other labels" if others else ""
+            ending = f"; the other {unnamed:,} have other labels" if unnamed else ""
             return f"Of the {total:,} suspicious labels, {', '.join(parts)}{ending}."
         return (
             f"The {total:,} suspicious labels are spread over {len(pairs)} pairs of given and suggested class; no pair "
