@@ -29,6 +29,7 @@ from warpi.training.task import Task, Truth
 PER_ROW = ("row", "given", "suggested", "wrong_probability", "label_quality", "is_label_issue", "uncertainty")
 PER_ROW += ("probabilities",)
 COLUMNS = "row,given_label,suggested_label,wrong_probability,label_quality,is_label_issue,uncertainty"
+COPIES = ",copy_group,copy_kind,copy_labels_differ,copy_across_parts,is_outlier,problem"  # of audits of runs
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_command(run: Run, judged: Audit, tmp_path: Path, capsys: pytest.Capture
     assert run.task.val is not None
     assert f"{len(run.task.val)} held-out rows are not audited; --rows all" in output  # the test labels are clean
     lines = Path(files[0]).read_text().splitlines()
-    assert lines[0] == COLUMNS
+    assert lines[0] == COLUMNS + COPIES
     rows = list(csv.DictReader(lines))
     assert [int(r["row"]) for r in rows] == judged.row.tolist()
     assert {r["given_label"] for r in rows} == set(judged.classes)
@@ -129,7 +130,7 @@ def test_command(run: Run, judged: Audit, tmp_path: Path, capsys: pytest.Capture
     import pandas as pd
 
     frame = pd.read_parquet(files[1])
-    assert ",".join(frame.columns) == COLUMNS
+    assert ",".join(frame.columns) == COLUMNS + COPIES
     assert frame["is_label_issue"].sum() == judged.is_label_issue.sum()
     assert np.allclose(json.loads(Path(files[2]).read_text())["T"], judged.T)
 
@@ -357,7 +358,7 @@ def test_image_files_are_named_in_the_table(tmp_path: Path) -> None:
     assert main(["audit", run, "--csv", files[0], "--parquet", files[1], "--quiet"]) == 0
     with Path(files[0]).open() as file:
         rows = list(csv.DictReader(file))
-    assert ",".join(rows[0]) == f"{COLUMNS},path"
+    assert ",".join(rows[0]) == f"{COLUMNS}{COPIES},path"
     assert len(rows) == 24  # including held-out rows
     for cells in rows:
         assert (tmp_path / "photos" / cells["path"]).is_file()

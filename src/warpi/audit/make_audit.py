@@ -15,6 +15,7 @@ from warpi.audit.any_model.audit_array import audit_probabilities
 from warpi.audit.any_model.audit_run import audit_large_run, is_large
 from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
 from warpi.audit.cross_fit import can_cross_fit, cross_fit
+from warpi.audit.duplicates.of_run import find_copies
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import (
     SAMPLES,
@@ -100,6 +101,8 @@ def audit(
     if rows is None:
         rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
     result = _audit_method(method, path, _held_out_splits(run, method), folds, rows, threshold, checked)
+    if isinstance(run, Run):
+        result = replace(result, copies=find_copies(run))
     if save and path is not None:
         _store(result, path)
     return result
@@ -174,7 +177,9 @@ def load_or_make_audit(run: Run) -> Audit:
         return audit(run)
     stored = read_audit(run.path)
     dataset = run.data.dataset
-    if stored.classes != dataset.classes or stored.row.max() >= len(dataset.y):
+    copies = stored.copies
+    last = int(stored.row.max()) if copies is None else int(max(stored.row.max(), copies.row[copies.of_data].max()))
+    if stored.classes != dataset.classes or last >= len(dataset.y):
         raise UserError(f"{file} was made from other data; recreate it with: warpi audit {run.path}")
     facts = stored.facts
     if digest_decisions(run.path) == facts.get("decisions"):

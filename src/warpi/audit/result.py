@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.label_scores import Floats, Ints, posterior
+from warpi.data.duplicates.result import Duplicates
 from warpi.errors import DAMAGED_ARRAY_ERRORS, MALFORMED_ERRORS, UserError, missing_package
 from warpi.utils.files import write_atomically, write_csv
 from warpi.utils.limits import check_array_file
@@ -27,6 +28,7 @@ MODEL_BASED = "model-based, usually too low when mistakes cluster at class bound
 _DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences
 _NOT_ARRAYS = ("classes", "error_rates", "facts")  # fields of Audit, stored as JSON
 _PAIR = "pair_"  # prefix of the names of the arrays of `CheckedPairs` in a file
+_COPY = "copy_"  # the same for `Duplicates`
 
 
 class CheckedPairs(NamedTuple):
@@ -63,6 +65,7 @@ class Audit:
     facts: Mapping[str, Any]  # run, method, folds, threshold, noise_rate {n, rate, low, high, checked, level}, ...
     learned_posterior: Floats | None = None  # [N, K] P(true class | x, given label), learned from checked rows
     pairs: CheckedPairs | None = None  # what people have checked
+    copies: Duplicates | None = None  # copies within and between the training, trusted and test rows of a run
 
     def __len__(self) -> int:
         return len(self.row)
@@ -105,6 +108,8 @@ class Audit:
             "is_label_issue": self.is_label_issue,
             "uncertainty": self.uncertainty,
         }
+        if self.copies is not None:
+            table |= self.copies.findings_of(self.row)
         if paths is not None:  # file names may be any bytes; `row` identifies the example
             printable = [paths[row].encode(errors="backslashreplace").decode() for row in self.row.tolist()]
             table["path"] = np.array(printable, dtype=object)
@@ -177,6 +182,7 @@ class Audit:
             "error_rates": [dict(rate) for rate in self.error_rates],
             "T": self.T.tolist(),
             **self.facts,
+            **({} if self.copies is None else {"copies": self.copies.summary()}),
         }
 
     def save(self, folder: Path | str) -> Path:
@@ -185,6 +191,8 @@ class Audit:
         arrays = {name: values for name, values in arrays.items() if values is not None}
         if (pairs := arrays.pop("pairs", None)) is not None:
             arrays |= {_PAIR + name: values for name, values in pairs._asdict().items()}
+        if arrays.pop("copies", None) is not None and self.copies is not None:
+            arrays |= {_COPY + name: values for name, values in self.copies.to_arrays().items()}
         about = {"format": FORMAT, **{name: getattr(self, name) for name in _NOT_ARRAYS}}
         arrays["about"] = np.array(json.dumps(about))
         path = Path(folder) / AUDIT_FILE
@@ -254,15 +262,20 @@ def read_audit(folder: Path | str) -> Audit:
             raise ValueError("another format")
         about["classes"] = tuple(about["classes"])
         about["error_rates"] = tuple(about["error_rates"])
-        pairs = {name.removeprefix(_PAIR): arrays.pop(name) for name in [*arrays] if name.startswith(_PAIR)}
-        audit = Audit(**arrays, **about, pairs=CheckedPairs(**pairs) if pairs else None)
+        pairs, copies = (
+            {name.removeprefix(prefix): arrays.pop(name) for name in [*arrays] if name.startswith(prefix)}
+            for prefix in (_PAIR, _COPY)
+        )
+        about["pairs"] = CheckedPairs(**pairs) if pairs else None
+        about["copies"] = Duplicates.from_arrays(copies) if copies else None
+        audit = Audit(**arrays, **about)
         _check(audit)
         return audit
     except MALFORMED_ERRORS as e:
         raise UserError(f"{path} is damaged or of another version ({e}); recreate it with: warpi audit {folder}") from e
 
 
-_OTHERS = ("classes", "error_rates", "facts", "pairs")  # fields that are not arrays
+_OTHERS = ("classes", "error_rates", "facts", "pairs", "copies")  # fields that are not arrays
 
 
 def _check(audit: Audit) -> None:
@@ -282,6 +295,8 @@ def _check(audit: Audit) -> None:
             raise ValueError(f"{f.name} contains values that are not probabilities")
     if audit.pairs is not None and not _are_pairs(audit.pairs, N, K):
         raise ValueError("the checked rows do not fit together")
+    if audit.copies is not None:
+        audit.copies.position_of(audit.row)
     if not N or audit.row.min() < 0 or len(audit.error_rates) != K or not isinstance(audit.facts, dict):
         raise ValueError("parts are missing")
     rates = (audit.facts.get("noise_rate"), *audit.error_rates)

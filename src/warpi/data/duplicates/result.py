@@ -1,6 +1,7 @@
 """`Duplicates`: what was found about each row of training, trusted and test data. Does not need torch."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ Floats = NDArray[np.float64]
 
 PARTS = ("train", "trusted", "test")
 OUTLIER = 5.0  # robust standard deviations
+_MAIN = ("copy_group", "copy_kind", "copy_labels_differ", "copy_across_parts", "is_outlier", "problem")
+_STORED = {"row": "i", "group": "i", "similarity": "f", "outlier_score": "f", "of_data": "b"}  # arrays and their kinds
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +76,53 @@ class Duplicates:
     def findings(self) -> dict[str, NDArray[Any]]:
         """What was found about each row, as columns [N]."""
         return {
-            "copy_group": np.array(["" if group < 0 else str(group) for group in self.group.tolist()], dtype=object),
-            "copy_kind": np.array(self.kind, dtype=object),
+            "copy_group": _text(["" if group < 0 else str(group) for group in self.group.tolist()]),
+            "copy_kind": _text(self.kind),
             "copy_similarity": self.similarity.round(4),
             "copy_labels_differ": self.labels_differ,
             "copy_across_parts": self.across_parts,
             "outlier_score": self.outlier_score.round(3),
             "is_outlier": self.is_outlier,
         }
+
+    def findings_of(self, rows: Ints) -> dict[str, NDArray[Any]]:
+        """The main findings about some rows of the data set, as columns."""
+        index = self.position_of(rows)
+        columns = {**self.findings(), "problem": _text(self.problem)}
+        return {name: columns[name][index] for name in _MAIN}
+
+    def position_of(self, rows: Ints) -> Ints:
+        """The positions of rows of the data set in these arrays. Raises ValueError for a row that is not among them."""
+        at = {row: i for i, row in enumerate(self.row.tolist()) if self.of_data[i]}
+        if missing := [row for row in rows.tolist() if row not in at]:
+            raise ValueError(f"row {missing[0]} was not compared")
+        return np.array([at[row] for row in rows.tolist()], dtype=np.int64)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays from which `from_arrays` makes the same object, without the paths."""
+        names, label = np.unique(np.array(self.label), return_inverse=True)
+        arrays = {name: getattr(self, name) for name in _STORED}
+        part = np.array([PARTS.index(name) for name in self.part], dtype=np.int64)
+        texts = {"names": names, "problem": np.array(self.problem), "skipped": np.array(self.skipped)}
+        return {"part": part, "label": label.astype(np.int64), **arrays, **texts}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Duplicates":
+        """Raises ValueError if the arrays do not fit together."""
+        n = len(arrays["part"])
+        for name, kind in {"part": "i", "label": "i", "problem": "U", **_STORED}.items():
+            column = arrays[name]
+            if column.shape != (n,) or column.dtype.kind != kind or (kind == "f" and not np.isfinite(column).all()):
+                raise ValueError(f"{name} of the copies is {column.dtype} {list(column.shape)}")
+        names = [str(name) for name in arrays["names"].tolist()]
+        limits = {"part": (0, len(PARTS)), "label": (0, len(names)), "row": (0, 2**62), "group": (-1, n)}
+        if not all(((arrays[name] >= low) & (arrays[name] < high)).all() for name, (low, high) in limits.items()):
+            raise ValueError("the copies have a number that is out of range")
+        part = tuple(PARTS[k] for k in arrays["part"].tolist())
+        label = tuple(names[k] for k in arrays["label"].tolist())
+        values = {name: arrays[name] for name in _STORED}
+        problem = tuple(arrays["problem"].tolist())
+        return cls(part=part, label=label, path=None, problem=problem, skipped=str(arrays["skipped"]), **values)
 
     def to_csv(self, path: Path | str) -> None:
         """Write the table, one line per row."""
@@ -125,6 +167,12 @@ class Duplicates:
             if group >= 0:
                 seen.setdefault(group, set()).add(part)
         return {group: sorted(parts, key=PARTS.index) for group, parts in seen.items()}
+
+
+def _text(words: Sequence[str]) -> NDArray[np.object_]:
+    column = np.empty(len(words), dtype=object)
+    column[:] = words
+    return column
 
 
 def describe_counts(counts: dict[str, Any]) -> list[str]:

@@ -38,9 +38,11 @@ def search(
 ) -> Duplicates:
     """Find copies within and between the parts, and the other findings about each row.
 
-    A bounded search leaves out near copies and outliers if it would take more than about ten seconds. `skipped` says
-    why they are left out.
+    A bounded search leaves out near copies and outliers if it would take more than about ten seconds, and parts whose
+    inputs cannot be compared with those of the first one. `skipped` says why near copies are left out.
     """
+    if bounded:
+        parts = [part for part in parts if _kind_of(part[1]) == _kind_of(parts[0][1])]
     splits = [split for _, split in parts]
     kinds = {_kind_of(split) for split in splits}
     if len(kinds) > 1:
