@@ -1,5 +1,9 @@
 """Copies within and between the training, trusted and test rows of a run."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from warpi.audit.result import AUDIT_FILE, read_audit
 from warpi.data.duplicates.result import Duplicates
 from warpi.data.duplicates.search import search
@@ -26,4 +30,6 @@ def find_copies(run: Run) -> Duplicates | None:
             stored = None
         if stored is not None:
             return stored
-    return search(parts, task.classes, bounded=True)
+    found = search(parts, task.classes, bounded=True)
+    held_out = np.array([part == "test" and run.data.dataset.test is None for part in found.part])
+    return replace(found, of_data=found.of_data | held_out)
