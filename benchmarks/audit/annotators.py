@@ -1,11 +1,12 @@
 """Consensus of three people per image: CIFAR-10N `random1` to `random3`, warpi, majority vote and crowd-kit.
 
-    python -m benchmarks.audit.annotators --root DATA [--features FILE.npz] [--crowdkit FOLDER] [--page]
+    python -m benchmarks.audit.annotators --root DATA [--features FOLDER] [--crowdkit FOLDER] [--page]
 
-DATA holds `cifar-10-batches-py` and `cifar-n/cifar10n.npz`. FOLDER is where crowd-kit is installed, if it is not on the
-path. FILE.npz holds features `f` of the first images: there, the consensus also uses a logistic regression that was
-trained on the majority labels of other rows (5 folds). 200 random trusted rows (a seed draws them) give the accuracy of
-each annotator an interval. Simulated annotators (seeds 0 to 9) are compared too.
+DATA holds `cifar-10-batches-py` and `cifar-n/cifar10n.npz`. `--features` is a folder with the vectors of the first
+images (`benchmarks.audit.embed_cifar10` makes it): there, the consensus also uses a logistic regression that was
+trained on the majority labels of other rows (5 folds). `--crowdkit` is where crowd-kit is installed, if it is not on
+the path. 200 random trusted rows (a seed draws them) give the accuracy of each annotator an interval. Simulated
+annotators (seeds 0 to 9) are compared too.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.audit.any_model import predict
+from benchmarks.audit.embed_cifar10 import read_vectors
 from benchmarks.common import RESULTS, ROOT, made_on, write_between
 
 OUT = RESULTS / "annotators.json"
@@ -145,8 +147,7 @@ def main() -> None:
     record: dict[str, Any] = {"all": measure(wide, true, True, None), "crowdkit": version("crowd-kit")}
     print(record, flush=True)
     if args.features:
-        with np.load(args.features) as features:
-            x = features["f"][:8000].astype(np.float32)
+        x, _ = read_vectors(args.features)
         record["features"] = measure(wide[: len(x)], true[: len(x)], True, x)
         print(record["features"], flush=True)
     record["intervals"] = measure_intervals(wide[:8000], true[:8000], range(20))

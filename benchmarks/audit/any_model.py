@@ -1,12 +1,13 @@
 """Audit of the probabilities of another model: `audit(probabilities=...)` and cleanlab on the same array.
 
-    python -m benchmarks.audit.any_model --labels DATA/cifar-n/cifar10n.npz --features FILE.npz [--page]
+    python -m benchmarks.audit.any_model --labels DATA/cifar-n/cifar10n.npz --features FOLDER [--page]
     python -m benchmarks.audit.any_model --memory 5000000     peak memory for that many rows of 10 classes, float16
 
-FILE.npz holds features `f` [n, d] of the first n images of CIFAR-10's training set and their true labels `y`. The
-model is scikit-learn's logistic regression on 128 principal components, 5 folds, trained on labels `random1` of
-CIFAR-10N. A seed draws the folds and 200 trusted rows at random; all figures are about the other rows. The best of
-cleanlab's scores is chosen by the true labels, which no user could do.
+FOLDER holds the vectors of the first images of CIFAR-10's training set and their true labels
+(`benchmarks.audit.embed_cifar10` makes it). The model is scikit-learn's logistic regression on 128 principal
+components, 5 folds, trained on labels `random1` of CIFAR-10N. A seed draws the folds and 200 trusted rows at random;
+all figures are about the other rows. The best of cleanlab's scores is chosen by the true labels, which no user could
+do.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.audit.embed_cifar10 import read_vectors
 from benchmarks.common import RESULTS, ROOT, made_on, write_between
 
 OUT = RESULTS / "audit_any_model.json"
@@ -133,9 +135,7 @@ def main() -> None:
             record["memory"] = measure_memory(args.memory, Path(folder))
         print(record["memory"])
     if args.features:
-        with np.load(args.features) as stored:
-            x, true = stored["f"].astype(np.float32), stored["y"]
-        x, true = x[:8000], true[:8000]
+        x, true = read_vectors(args.features)
         given = np.load(args.labels)["random1"][: len(true)].astype(np.int64)
         runs = []
         for seed in map(int, args.seeds.split(",")):

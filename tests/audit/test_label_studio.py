@@ -1,12 +1,15 @@
 """Label Studio: import of exports, export of suggestions and decisions, and the round trip by the SDK's own models."""
 
 import csv
+import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from warpi.audit.label_studio.import_project import import_project, local_path
 from warpi.audit.label_studio.read_export import read_export
@@ -90,6 +93,73 @@ def test_import_loses_no_row_label_or_annotator(tmp_path: Path) -> None:
     assert done.n_labels == len(expected)
     names = {line["annotator"] for line in lines} | {row["skipped_by"] for row in unlabeled} - {""}
     assert names == {*done.names} == {"ann@x.org", "ben@x.org", "3", "boss@x.org", "new@x.org", "lazy@x.org"}
+    assert all(rows[int(line["row"])]["task_id"] == line["task_id"] for line in lines)
+
+
+CHARACTERS = "ab ;,'\"\n\r\té%<&"
+TEXTS = st.text(CHARACTERS, min_size=1, max_size=6).filter(str.strip)
+
+
+@st.composite
+def projects(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Tasks with any names of classes, people and fields; people skip tasks, change their mind, or have no name."""
+    classes = draw(st.lists(TEXTS, min_size=1, max_size=3, unique=True))
+    people = [*draw(st.lists(TEXTS | st.integers(1, 9), min_size=1, max_size=4, unique_by=str)), None]
+    one = st.tuples(st.sampled_from(people), st.sampled_from([*classes, None]), st.booleans(), st.integers(0, 3))
+    tasks: list[dict[str, Any]] = []
+    for i, chosen in enumerate(draw(st.lists(st.lists(one, max_size=5), min_size=1, max_size=5))):
+        annotations = [
+            annotation(who, label, ground_truth=truth, id=n, updated_at=f"2026-01-0{1 + day}")
+            for n, (who, label, truth, day) in enumerate(chosen)
+        ]
+        data = {"size": i, "note": draw(TEXTS), "maybe": draw(st.none() | st.booleans() | TEXTS)}
+        tasks.append({"id": 10 + i, "data": data, "annotations": annotations})
+    return tasks
+
+
+def split(cell: str) -> list[str]:
+    return next(csv.reader(io.StringIO(cell, newline=""), delimiter=";"), [])
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=40, deadline=None)
+@given(projects())
+def test_any_project_is_imported_without_a_loss(tmp_path_factory: pytest.TempPathFactory, tasks: list[Any]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "export.json").write_text(json.dumps(tasks))
+    labels = Counter[tuple[str, str, str]]()
+    skips = set[tuple[str, str]]()
+    for task in tasks:
+        nameless = 0
+        for each in task["annotations"]:
+            who, result = each["completed_by"], each["result"]
+            name = str(who["email"] if isinstance(who, dict) else who)
+            if who is None:
+                nameless += 1
+                name = "unknown" if nameless == 1 else f"unknown-{nameless}"
+            if result:
+                labels[str(task["id"]), name, result[0]["value"]["choices"][0]] += 1
+            else:
+                skips.add((str(task["id"]), name))
+    if not labels:
+        with pytest.raises(UserError, match="has a label"):
+            import_project(folder / "export.json", folder / "in")
+        return
+    done = import_project(folder / "export.json", folder / "in")
+    rows, lines = read(done.tasks), read(done.annotators)
+    unlabeled = read(done.unlabeled) if done.unlabeled else []
+    data = {row["task_id"]: (row["size"], row["note"]) for row in (*rows, *unlabeled)}
+    assert data == {str(task["id"]): (str(task["data"]["size"]), task["data"]["note"]) for task in tasks}
+    assert len(rows) + len(unlabeled) == len(tasks)
+    found = Counter(
+        (line["task_id"], line["annotator"], label)
+        for line in lines
+        for label in (*filter(None, [line["label"]]), *split(line["earlier_labels"]))
+    )
+    assert found == labels
+    skipped = {(line["task_id"], line["annotator"]) for line in lines if not line["label"]}
+    skipped |= {(row["task_id"], name) for row in unlabeled for name in split(row["skipped_by"])}
+    assert skipped == skips - {(task, name) for task, name, _ in labels}, "a skipped task does not replace a label"
     assert all(rows[int(line["row"])]["task_id"] == line["task_id"] for line in lines)
 
 

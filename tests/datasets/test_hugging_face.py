@@ -2,12 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import warpi
 from warpi.audit.decisions import Choice, Store
@@ -226,6 +228,55 @@ class TestRoundTrip:
         audited = audit(run, folds=0)
         with pytest.raises(UserError, match="is not empty; choose another folder for --hf"):
             save_with_audit(tmp_path / "out", audited, warpi.load_dataset("digits")[0], "digits", None)
+
+
+WORDS = st.text("ab ,;'\"\n\r\té<", max_size=5)
+
+
+@st.composite
+def data_sets(draw: st.DrawFn) -> Any:
+    """Data sets with any texts, missing cells, names of classes, and columns of several annotators."""
+    n = draw(st.integers(4, 9))
+    classes = draw(st.lists(WORDS.map(str.strip).filter(bool), min_size=2, max_size=4, unique_by=str.casefold))
+    kinds = {"note": hf.Value("string"), "size": hf.Value("float64"), "count": hf.Value("int32")}
+    kinds |= {"flag": hf.Value("bool"), "vec": hf.List(hf.Value("float32"))}
+    kinds |= {name: hf.ClassLabel(names=classes) for name in ("label", "ann", "ben", "carl")}
+    numbers = st.integers(0, len(classes) - 1)
+    cells = {
+        "note": st.none() | WORDS,
+        "size": st.none() | st.floats(allow_nan=False, width=32),
+        "count": st.none() | st.integers(-9, 9),
+        "flag": st.none() | st.booleans(),
+        "vec": st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=2),
+        "label": numbers,
+    }
+    cells |= dict.fromkeys(("ann", "ben", "carl"), st.none() | numbers)
+    columns = {name: draw(st.lists(cell, min_size=n, max_size=n)) for name, cell in cells.items()}
+    columns["label"][:2] = [0, 1]
+    return hf.Dataset.from_dict(columns, features=hf.Features(kinds))
+
+
+@settings(max_examples=15, deadline=None)
+@given(data_sets(), st.data())
+def test_any_data_set_is_written_without_a_loss(
+    tmp_path_factory: pytest.TempPathFactory, source: Any, choose: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    hf.DatasetDict(train=source, test=source.select(range(2))).save_to_disk(folder / "d")
+    read, _ = warpi.load_dataset(f"hf:{folder}/d", drop=["note", "size", "count", "flag", "ann", "ben", "carl"])
+    n = len(read.y)
+    p = np.random.default_rng(n).dirichlet(np.ones(read.n_classes), n)
+    full = audit(probabilities=p, labels=names(read), classes=list(read.classes))
+    kept = np.array(choose.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    arrays = {name: value[kept] for name, value in vars(full).items() if isinstance(value, np.ndarray) and name != "T"}
+    part = replace(full, **arrays)
+    save_with_audit(folder / "out", part, read, str(folder / "d"), None)
+    written = hf.load_from_disk(folder / "out")
+    assert written["test"].to_dict() == source.select(range(2)).to_dict()
+    train = written["train"]
+    assert {name: train.features[name] for name in source.features} == dict(source.features)
+    assert train.select_columns(list(source.features)).to_dict() == source.to_dict()
+    assert [quality is not None for quality in train["label_quality"]] == kept.tolist()
 
 
 class TestEmbed:

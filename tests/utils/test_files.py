@@ -1,5 +1,7 @@
-"""Atomic writes: links remain links, pipes and devices are written to, folders are refused."""
+"""Cells of csv tables come back. Atomic writes: links remain links, pipes are written to, folders are refused."""
 
+import csv
+import io
 import os
 import stat
 import subprocess
@@ -11,7 +13,8 @@ import pytest
 
 from warpi.cli.app import main
 from warpi.errors import UserError
-from warpi.utils.files import write_atomically
+from warpi.utils.files import format_csv, write_atomically
+from warpi.utils.settings import join_names, split_names
 
 
 def test_a_link_remains_and_its_target_is_replaced(tmp_path: Path) -> None:
@@ -131,3 +134,11 @@ def test_commands_refuse_a_folder_before_doing_anything(
     (tmp_path / "folder").mkdir()
     assert main(argv.split()) == 2
     assert capsys.readouterr().err.startswith(f"warpi: {flag}: '{argv.split()[-1]}' is a folder; give the name of a fi")
+
+
+def test_any_cell_of_a_csv_table_comes_back() -> None:
+    cells = ["a,b", 'a"b', "a\nb", "a\rb", "a\r\nb", "", " a ", "\r", "é"]
+    text = format_csv(cells, [cells[::-1]])
+    assert [*csv.reader(io.StringIO(text, newline=""))] == [cells, cells[::-1]]
+    assert format_csv(["a", "b"], [[1, 2.5]]) == "a,b\n1,2.5\n"
+    assert split_names(join_names(cells[:5])) == cells[:5]

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -85,13 +84,19 @@ def unused_name(name: str) -> str:
     return next(each for each in names if not Path(each).exists())
 
 
-def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+class _Lines(list[str]):
+    """A file of lines in memory."""
+
+    write = list.append
+
+
+def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
     """A csv table as text, with a first line of column names."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    lines = _Lines()
+    writer = csv.writer(lines, delimiter=delimiter, lineterminator="\r\n")  # quotes cells that contain one of the two
     writer.writerow(header)
     writer.writerows(rows)
-    return text.getvalue()
+    return "".join(f"{line[:-2]}\n" for line in lines)
 
 
 def write_csv(

@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
+from warpi.utils.files import format_csv
 
 T = TypeVar("T")
 
@@ -58,9 +59,7 @@ def split_names(text: str) -> list[str]:
 
 def join_names(names: Iterable[str]) -> str:
     """Join names so that `split_names` reads them."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
+    return format_csv(names, [])[:-1]
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -11,7 +11,7 @@ from warpi.audit.label_studio.read_export import Annotation, Export, Task, read_
 from warpi.data.decode import SUFFIXES
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS
 from warpi.errors import UserError
-from warpi.utils.files import write_csv
+from warpi.utils.files import format_csv, write_csv
 
 TASK_ID = "task_id"
 PREFIX = "warpi_"
@@ -62,7 +62,7 @@ def import_project(
         labels = [truth or label for truth, label in zip(trusted, labels, strict=True)]
     _write_tasks(out / "tasks.csv", labeled, field, {"label": labels, **extra})
     if unlabeled:
-        skipped = [";".join(each.annotator for each in task.annotations) for task in unlabeled]
+        skipped = [_join(each.annotator for each in task.annotations) for task in unlabeled]
         _write_tasks(out / "unlabeled.csv", unlabeled, field, {"skipped_by": skipped})
     everyone = [each for task in export.tasks for each in task.annotations]
     return Imported(
@@ -116,8 +116,13 @@ def _by_annotator(annotations: Sequence[Annotation]) -> list[tuple[Annotation, l
 def _annotator_lines(tasks: Sequence[Task]) -> Iterable[list[object]]:
     for row, task in enumerate(tasks):
         for last, earlier in _by_annotator(task.annotations):
-            cells = [last.annotator, last.label, ";".join(earlier), int(last.ground_truth), last.id, last.time]
+            cells = [last.annotator, last.label, _join(earlier), int(last.ground_truth), last.id, last.time]
             yield [row, task.id, *cells]
+
+
+def _join(names: Iterable[str]) -> str:
+    """Names with `;` between them; quoted like cells of a csv table where they contain one."""
+    return format_csv(names, [], delimiter=";")[:-1]
 
 
 def _combine(annotators: Path) -> list[str]:
