@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from warpi.audit.rates import MIN_CHECKS, Checks, _interval, estimate_class_rates, estimate_rate
+from warpi.audit.rates import (
+    MIN_CHECKS,
+    Checks,
+    Rate,
+    _interval,
+    combine_with_expectation,
+    estimate_class_rates,
+    estimate_rate,
+)
 
 N, K = 2000, 4
 
@@ -156,3 +164,15 @@ def test_interval_of_an_estimate_near_zero_still_says_something() -> None:
     assert 0.06 < high < 0.12
     assert _interval(0.9932, 0.00095, 34, 0.9) == pytest.approx((1 - high, 1 - low))
     assert _interval(0.001, 2.3e-5, 34, 0.9)[1] > 0.04  # no error was found: no shorter than the checks allow
+
+
+def test_a_number_lies_between_checks_and_expectation_and_in_the_interval() -> None:
+    few, many = Rate(1000, 200.0, 100.0, 320.0, 40), Rate(1000, 200.0, 195.0, 205.0, 900)
+    assert 150 < combine_with_expectation(few, 150.0).rate < 165
+    assert combine_with_expectation(many, 190.0).rate == pytest.approx(200, abs=0.5)
+    assert combine_with_expectation(few, 0.0).rate == few.low
+    zero = combine_with_expectation(Rate(1000, 0.0, 0.0, 60.0, 40), 20.0)  # random checks often show no error
+    assert 8 < zero.rate < 20
+    assert (zero.low, zero.high) == (0.0, 60.0)
+    unknown = Rate(1000, 50.0, None, None, 5)
+    assert combine_with_expectation(unknown, 100.0) == unknown

@@ -12,14 +12,13 @@ import torch
 
 from warpi import load_dataset
 from warpi.audit.decisions import Choice, Decision, Store, read_decisions
-from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.correct import apply_corrections, prefer_expectation_to_zero, write_corrections, write_trusted_set
+from warpi.review.correct import apply_corrections, write_corrections, write_trusted_set
 from warpi.review.corrected_labels import write_corrected
 from warpi.review.items import Items, items_from_data
 from warpi.training.task import make_task
@@ -96,13 +95,6 @@ def test_suggestions_and_decisions(items: Items, p: np.ndarray) -> None:
     )
     accepted = {1: Decision(1, 1, "change", "a", "t", "now", "b", "auto-1")}
     assert apply_corrections(items, audit, accepted, above=0.9).changed_by[:2] == ("audit", "audit")
-
-
-def test_an_estimate_of_zero_wrong_labels_becomes_the_expectation_within_its_interval() -> None:
-    zero = Rate(100, 0.0, 0.0, 20.0, 30)
-    assert [prefer_expectation_to_zero(zero, n).rate for n in (6.0, 50.0)] == [6.0, 20.0]
-    for kept in (Rate(100, 3.0, 0.0, 20.0, 30), Rate(100, 0.0, None, None, 5)):
-        assert prefer_expectation_to_zero(kept, 6.0) == kept
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -7,7 +7,7 @@ much shorter than that of the checks alone; if w is bad, the interval is longer 
 come from a fit without this row (`pair_model.cross_fit_pairs`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
 
 MIN_CHECKS = 20
+_MODEL_ERROR = 0.025  # standard deviation of the error of a model's mean probability; measured on development tables
 _LEAST_SPREAD = 0.10  # smallest standard deviation assumed between the corrections of the classes
 
 
@@ -83,6 +84,22 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     )
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
+
+
+def combine_with_expectation(number: Rate, expected: float, level: float = 0.9) -> Rate:
+    """A number of rows between the estimate from random checks and the one that a model expects.
+
+    Each counts by the inverse of its variance: that of the checks is known from their interval, that of the model from
+    other tables. Few checks move the number little, many decide it. The interval rests on the checks and stays.
+    """
+    if number.low is None or number.high is None:
+        return number
+    z = float(stdtrit(number.checked - 1, 0.5 + level / 2))
+    upper = max(number.high - number.rate, (number.high - number.low) / 2)  # the limit 0 may cut the lower part
+    variance = (upper / z) ** 2
+    model = (_MODEL_ERROR * number.n) ** 2
+    rate = expected + model / (model + variance) * (number.rate - expected)
+    return replace(number, rate=min(max(rate, number.low), number.high))
 
 
 def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> list[Rate]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from warpi.audit.decisions import AUTOMATIC, Choice, Decision, Store
 from warpi.audit.hugging_face import embedded_source, save_with_audit
-from warpi.audit.rates import MIN_CHECKS, Rate
+from warpi.audit.rates import MIN_CHECKS, Rate, combine_with_expectation
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.audit.use_checks import choose_labels, count_wrong_labels, shift_number
 from warpi.data.numeric import Columns, Embedded
@@ -129,16 +129,9 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
         probability[row] = 1.0
     before, after = shift_number(before, n_wrong), shift_number(after, -removed)
     before, after = (replace(number, n=number.n + n_known) for number in (before, after))
-    after = prefer_expectation_to_zero(after, float((1 - probability[audit.row]).sum()))
+    after = combine_with_expectation(after, float((1 - probability[audit.row]).sum()))
     items = replace(items, random_rows=items.random_rows | checks.random)
     return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
-
-
-def prefer_expectation_to_zero(number: Rate, expected: float) -> Rate:
-    """Replace an estimate of zero rows, which random checks often give, by the audit's expectation in the interval."""
-    if number.low is None or number.high is None or number.rate >= 0.5:
-        return number
-    return replace(number, rate=min(max(expected, number.low), number.high))
 
 
 def accept_suggestions(opened: OpenedRun, store: Store, above: float) -> list[int]:
