@@ -167,12 +167,12 @@ def _advise(audit: Audit, review: Review | None) -> str:
 
 
 def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
-    """Rates of wrong labels by class. If there are many classes, the worst ones and then the others."""
+    """Wrong labels by class, the largest numbers first. If there are many classes, the other ones are folded."""
     many = len(audit.classes) > MANY_CLASSES
     rates = list(enumerate(audit.error_rates))
     backed = audit.has_interval
     rows = []
-    for k, c in sorted(rates, key=lambda pair: -pair[1]["rate"]) if many else rates:
+    for k, c in sorted(rates, key=lambda pair: -pair[1]["n"] * pair[1]["rate"]):
         issues = audit.is_label_issue & (audit.given == k)
         votes = np.bincount(audit.suggested[issues], minlength=len(rates))
         instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
