@@ -28,6 +28,7 @@ from warpi.audit.out_of_sample import (
 from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
+from warpi.auto.rows import weigh_trusted
 from warpi.data.split import Split
 from warpi.datasets.hugging_face.saved import is_dataset, read_labels
 from warpi.errors import UserError
@@ -366,9 +367,8 @@ def _trusted_pairs(method: Method, predicted: _Predictions) -> Pairs:
     given = np.full(len(trusted.y), -1) if meta_given is None else meta_given.cpu().numpy()[trusted.positions]
     usable = (given >= 0) & predicted.trusted_left_out
     true = trusted.y[usable]
-    # Trusted rows are often drawn class by class, so that they must be weighted by how frequent the true classes are.
-    share = scores.posterior(predicted.rows.p, predicted.rows.y, predicted.T).sum(0) + 1  # [K]
-    weight = share[true] / np.bincount(true, minlength=len(share))[true]
+    sizes = scores.posterior(predicted.rows.p, predicted.rows.y, predicted.T).sum(0)  # [K]
+    weight = weigh_trusted(sizes, true, given[usable], predicted.rows.y)
     return Pairs(trusted.p[usable], given[usable], true, np.ones(len(true), dtype=np.bool_), weight)
 
 

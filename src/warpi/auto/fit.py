@@ -35,7 +35,7 @@ from warpi.auto.problem import (
     predict_by_column,
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
-from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, trusted_importance
+from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
 from warpi.auto.softmax import fit_softmax
 from warpi.auto.transition import bayes, estimate_transition
@@ -250,7 +250,7 @@ def summarize(
     """The intervals and the list of candidates."""
     p, posterior = evidence.p, evidence.posterior
     p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
-    importance = trusted_importance(estimate_class_sizes(p, posterior), rows.y_trusted)
+    importance = weigh_trusted(estimate_class_sizes(p, posterior), rows.y_trusted, rows.given_trusted, rows.given)
     hits = (p_trusted.argmax(1) == rows.y_trusted).astype(np.float64)
     wrong = 1 - pick(posterior, rows.given)
     return AutoResult(

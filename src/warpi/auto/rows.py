@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.special import chdtrc
 
 from warpi.errors import UserError
 
@@ -15,6 +16,7 @@ Matrix = Any
 """A float32 array [N, D] or a scipy csr_array of that shape."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+LIKE_ALL = 0.1  # p-value above which the given labels of trusted rows are like those of all rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,36 @@ def trusted_importance(class_sizes: Floats | Ints, truth: Ints) -> Floats:
         return np.zeros(0)
     weight = (class_sizes[truth] + 1) / np.bincount(truth)[truth]
     return np.asarray(weight / weight.mean(), dtype=np.float64)
+
+
+def weigh_trusted(class_sizes: Floats | Ints, truth: Ints, given_trusted: Ints | None, given: Ints) -> Floats:
+    """The weight of each trusted row, with mean 1, so that weighted means over trusted rows stand for all rows.
+
+    If the trusted rows were drawn without looking at their classes, each stands for the rows with its given label,
+    whose number is known. Otherwise it stands for the rows of its class, and `class_sizes` are estimates: they exceed
+    the truth for classes that the model prefers, in which it is right more often.
+    """
+    if given_trusted is None or not _drawn_by_given(truth, given_trusted, given, len(class_sizes)):
+        return trusted_importance(class_sizes, truth)
+    return trusted_importance(np.bincount(given, minlength=len(class_sizes)), given_trusted)
+
+
+def _drawn_by_given(truth: Ints, given_trusted: Ints, given: Ints, n_classes: int) -> bool:
+    """Whether trusted rows were probably drawn from all rows, or the same number of each given label.
+
+    If most classes have the largest number of trusted rows, the same number of each class was drawn.
+    """
+    if not len(truth) or not len(given) or (given_trusted < 0).any():
+        return False
+    by_class = np.bincount(truth, minlength=n_classes)
+    if 2 * (by_class == by_class.max()).sum() > n_classes:
+        return False
+    by_given = np.bincount(given_trusted, minlength=n_classes)
+    if by_given.max() - by_given.min() <= 1:
+        return True
+    expected = np.bincount(given, minlength=n_classes) * len(truth) / len(given)
+    statistic = float((np.square(by_given - expected) / np.maximum(expected, 1e-9)).sum())
+    return float(chdtrc(n_classes - 1, statistic)) > LIKE_ALL
 
 
 def assign_folds(labels: Ints, n_folds: int, rng: np.random.Generator, aligned: bool = False) -> Ints:
