@@ -13,7 +13,7 @@ from warpi.auto.forest import fit_forest
 from warpi.auto.models import draw_labels, run_parallel
 from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
 from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
-from warpi.auto.rows import Rows, assign_folds, trusted_importance
+from warpi.auto.rows import Rows, assign_folds, trusted_importance, weigh_trusted
 from warpi.auto.score import (
     accuracy_interval,
     noise_rate_interval,
@@ -30,6 +30,25 @@ def test_importance_restores_the_shares_of_the_classes() -> None:
     weight = trusted_importance(np.array([89, 9]), truth)
     assert weight.mean() == pytest.approx(1)
     assert weight[:5].sum() / weight.sum() == pytest.approx(0.9)
+
+
+def test_trusted_rows_are_weighted_by_the_label_that_they_were_drawn_by() -> None:
+    given = np.repeat([0, 1], [600, 200])
+    sizes = np.array([700, 100])  # as a model that prefers class 0 estimates them
+    by_given = np.repeat([0, 1], 10)  # the same number of each given label
+    truth = np.array([0] * 8 + [1] * 2 + [0] * 3 + [1] * 7)
+    weight = weigh_trusted(sizes, truth, by_given, given)
+    assert weight[:10].sum() / weight.sum() == pytest.approx(0.75, abs=0.01)
+    like_all = np.repeat([0, 1], [16, 4])  # drawn at random
+    weight = weigh_trusted(sizes, truth, like_all, given)
+    assert weight[:16].sum() / weight.sum() == pytest.approx(0.75, abs=0.01)
+    by_class = trusted_importance(sizes, truth)
+    unlike = np.repeat([0, 1], [4, 16])
+    unknown = np.where(np.arange(20) == 0, -1, by_given)
+    for other in (None, unlike, unknown):
+        assert weigh_trusted(sizes, truth, other, given).tolist() == by_class.tolist()
+    even = np.repeat([0, 1], 10)  # the same number of each class
+    assert weigh_trusted(sizes, even, like_all, given).tolist() == trusted_importance(sizes, even).tolist()
 
 
 @pytest.mark.parametrize("aligned", [False, True])

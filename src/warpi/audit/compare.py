@@ -10,7 +10,7 @@ import torch
 
 from warpi.audit.out_of_sample import predict_split, split_into_folds
 from warpi.auto.fit import estimate_class_sizes
-from warpi.auto.rows import trusted_importance
+from warpi.auto.rows import weigh_trusted
 from warpi.auto.score import weighted_error
 from warpi.auto.transition import bayes
 from warpi.errors import UserError, unknown
@@ -65,17 +65,21 @@ def _score(run: Run, name: str, folds: int, deadline: float | None) -> Entry:
     try:
         _check_time(deadline)
         prepared = _prepare_method(run, name)
-        y, predicted = _predict_trusted(prepared, folds, deadline)
+        chosen, predicted = _predict_trusted(prepared, folds, deadline)
     except OutOfTime:
         entry["note"] = "left out: no time"
     except UserError as e:
         entry["note"] = f"left out: {e}"
     else:
-        right = (predicted == y).astype(np.float64)
-        weight = trusted_importance(_class_sizes(run), y)
+        task = prepared.task
+        assert task.meta is not None
+        truth = task.meta.y.cpu().numpy()[chosen]
+        before = None if task.meta_given is None else task.meta_given.cpu().numpy()[chosen]
+        right = (predicted == truth).astype(np.float64)
+        weight = weigh_trusted(_class_sizes(run), truth, before, task.train.y.cpu().numpy())
         entry["score"] = float(weight @ right / weight.sum())
         entry["error"] = weighted_error(right, weight)
-        entry["note"] = f"trained {min(folds, len(y))} times without some trusted rows"
+        entry["note"] = f"trained {min(folds, len(truth))} times without some trusted rows"
     entry["seconds"] = round(time.monotonic() - began, 3)
     return entry
 
@@ -101,11 +105,11 @@ def _prepare_method(run: Run, name: str) -> PreparedRun:
 
 
 def _predict_trusted(prepared: PreparedRun, folds: int, deadline: float | None) -> tuple[Any, Any]:
-    """The true classes of the trusted rows, and predictions by methods that were not trained on them."""
+    """Positions of trusted rows, and predictions by methods that were not trained on them."""
     trusted = prepared.task.meta
     assert trusted is not None
     y = trusted.y.cpu().numpy()
-    truth = []
+    chosen = []
     predicted = []
     for fold in split_into_folds(y, min(folds, len(y)), prepared.spec.recipe.seed):
         rest = np.setdiff1d(np.arange(len(y)), fold)
@@ -119,11 +123,11 @@ def _predict_trusted(prepared: PreparedRun, folds: int, deadline: float | None) 
             for _ in train(method, part.task):
                 _check_time(deadline)
         predictions = predict_split(method, trusted.subset(torch.from_numpy(left_out)))
-        truth.append(predictions.y)
+        chosen.append(left_out)
         predicted.append(predictions.p.argmax(1))
-    if not truth:
+    if not chosen:
         raise UserError("every class has only one trusted row, so none can be left out")
-    return np.concatenate(truth), np.concatenate(predicted)
+    return np.concatenate(chosen), np.concatenate(predicted)
 
 
 def _check_time(deadline: float | None) -> None:
