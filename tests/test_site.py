@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from notebooks import make_notebook
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,3 +76,15 @@ def test_the_search_works_from_a_folder(site: Path, browser: Any) -> None:
     links = page.eval_on_selector_all(".md-search-result__link", "links => links.map(link => link.href)")
     page.close()
     assert any("annotators.html" in link for link in links), json.dumps(links)
+
+
+def test_a_tutorial_can_be_downloaded_as_a_notebook_from_a_folder(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "tutorials" / "table.html").as_uri())
+    with page.expect_download() as download:
+        page.click("text=Download this tutorial as a notebook")
+    assert download.value.suggested_filename == "table.ipynb"
+    assert json.loads(Path(download.value.path()).read_text()) == make_notebook(
+        ROOT / "docs" / "tutorials" / "table.md"
+    )
+    page.close()

@@ -1,6 +1,7 @@
 """What mkdocs adds to the pages in docs/: the README as first page, linked files, and references made from the code."""
 
 import argparse
+import base64
 import dataclasses
 import html
 import json
@@ -61,9 +62,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             is_page = target.startswith("docs/") or target in OUTSIDE
             if not is_page and (ROOT / target).is_file() and files.get_file_from_path(_uri_of(target)) is None:
                 files.append(_show_file(config, target))
-    for tutorial in TUTORIALS.glob("*.md"):
-        uri = f"{TUTORIALS.name}/{tutorial.stem}.ipynb"
-        files.append(File.generated(config, uri, content=write_notebook(tutorial), inclusion=HIDDEN))
     return files
 
 
@@ -119,13 +117,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     parts[::2] = [LINK.sub(move, part) for part in parts[::2]]
     markdown = "".join(parts)
     if uri.startswith(f"{TUTORIALS.name}/"):
-        notebook = f"{Path(uri).stem}.ipynb"
         title, _, rest = markdown.partition("\n")
-        markdown = f'{title}\n\n[Download this tutorial as a notebook]({notebook}){{download="{notebook}"}}\n{rest}'
+        markdown = f"{title}\n\n{_notebook_link(ROOT / 'docs' / uri)}\n{rest}"
     for marker, write in {"commands": _commands, "python names": _python_names, "methods": _methods}.items():
         if f"<!-- {marker} -->" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->", write())
     return markdown
+
+
+def _notebook_link(tutorial: Path) -> str:
+    """A link that contains the notebook, because browsers show files from a folder instead of saving them."""
+    content = base64.b64encode(write_notebook(tutorial).encode()).decode()
+    link = f'href="data:application/x-ipynb+json;base64,{content}" download="{tutorial.stem}.ipynb"'
+    return f"<a {link}>Download this tutorial as a notebook</a>"
 
 
 class _Parsed(Exception):

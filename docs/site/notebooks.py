@@ -1,6 +1,6 @@
 """Tutorials as notebooks, made from their Markdown, so that both always say the same.
 
-    python docs/site/notebooks.py FOLDER        writes all of them; `make docs` puts them into the site
+    python docs/site/notebooks.py FOLDER        writes all of them; `make docs` puts each into the page of its tutorial
 
 A block of Python becomes a cell of code, and so does each line of a block of commands, with `!` in front. The rest is
 text.
