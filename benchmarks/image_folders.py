@@ -247,9 +247,9 @@ def make_page(stored: dict[str, Any]) -> str:
             cells = [name, str(n), *shown, f"{mean(printed):.1f}" if printed else "–", f"{seconds:.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
     versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "scikit-learn", "cleanlab") if name in about)
+    if any(") |" in line for line in lines):
+        lines += ["", "A number in parentheses counts the seeds of a cell that has fewer than the others."]
     lines += [
-        "",
-        "A number in parentheses counts the seeds of a cell that has fewer than the others.",
         "",
         f"One thread, {about['machine']}, {versions}; results in `benchmarks/results/{KEPT.name}`.",
     ]
