@@ -17,6 +17,7 @@ import torch
 from warpi.audit.decisions import Choice, Decision, Store
 from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
+from warpi.data.duplicates.result import Duplicates
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Columns, NumberColumn, make_features
 from warpi.data.split import Split
@@ -93,6 +94,31 @@ def make_audited_items(
         trusted=trusted,
         audit=audit,
     )
+
+
+def make_copies(items: Items, groups: list[list[int]], tested: dict[int, int]) -> Items:
+    """Items whose audit names groups of copies among the rows; `tested` are groups by row of a separate test set."""
+    n = len(items.given)
+    group = np.full(n + 2, -1, dtype=np.int64)
+    for g, rows in enumerate(groups):
+        group[rows] = g
+    for row, g in tested.items():
+        group[n + row] = g
+    label = tuple(items.classes[k] for k in items.given.tolist()) + items.classes[:2]
+    found = Duplicates(
+        part=("train",) * n + ("test",) * 2,
+        row=np.append(np.arange(n), [0, 1]),
+        label=label,
+        path=None,
+        group=group,
+        similarity=np.where(group >= 0, 1.0, 0.0),
+        outlier_score=np.zeros(n + 2),
+        problem=("",) * (n + 2),
+        of_data=np.arange(n + 2) < n,
+    )
+    assert isinstance(items.audit, Audit)
+    test = Split(items.dataset.examples, torch.tensor([5, 6]), torch.tensor([0, 1]))
+    return replace(items, audit=replace(items.audit, copies=found), test=test)
 
 
 class Client:

@@ -18,7 +18,7 @@ import torch
 if os.environ.get("WARPI_BROWSER") != "required":
     pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
-from review_helpers import make_audited_items, make_images, serve
+from review_helpers import make_audited_items, make_copies, make_images, serve
 
 from warpi.audit.decisions import Store
 from warpi.cli.app import main
@@ -520,3 +520,52 @@ def test_two_people_at_once(browser: Browser, errors: list[str], tmp_path: Path)
         expect(lead.locator("#count")).to_have_text(re.compile("^20 of 20 "))
         for page in (anna, ben, lead):
             page.context.close()
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_copies_side_by_side(browser: Browser, errors: list[str], tmp_path: Path, kind: str) -> None:
+    """One key keeps a copy, undo takes it back, the export leaves the others out, and everything fits on a phone."""
+    items = make_audited_items(12, ("cat", "dog", "emu"), is_table=kind == "table")
+    with serve(make_copies(items, [[0, 3], [1, 2, 4], [7]], {0: 2}), tmp_path) as client:
+        page = open_page(browser, client.server.link, errors)
+        store = client.server.review.store
+        page.keyboard.press("d")
+        where = page.locator("#copies-where")
+        expect(where).to_have_text("Group 1 of 3, 3 undecided")
+        expect(page.locator("#copies-text")).to_contain_text("A copy is in the test set and stays there")
+        expect(page.locator(".copy button").first).to_be_disabled()
+        page.keyboard.press("1")  # this one cannot be kept
+        page.keyboard.press("2")
+        expect(where).to_have_text("Group 2 of 3, 2 undecided")
+        assert [row for row, d in store.current_decisions().items() if d.is_dropped] == [7]
+        expect(page.locator("#copies-text")).to_contain_text("The labels contradict each other")
+        expect(page.locator(".copy strong")).to_have_text(["emu", "cat", "emu"])
+        if kind == "images":
+            assert page.evaluate("[...document.querySelectorAll('.copy img')].every(img => img.naturalWidth > 0)")
+        else:
+            expect(page.locator(".copy td.own").first).to_be_visible()  # a cell that differs from that of the first row
+        for width in WIDTHS:
+            page.set_viewport_size(ViewportSize(width=width, height=844))
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            if folder := os.environ.get("WARPI_SCREENSHOTS"):
+                page.screenshot(path=f"{folder}/copies-{kind}-{width}.png")
+        page.keyboard.press("3")
+        expect(where).to_have_text("Group 3 of 3, 1 undecided")
+        page.keyboard.press("z")
+        expect(where).to_have_text("Group 2 of 3, 2 undecided")
+        assert list(store.current_decisions()) == [7]
+        page.locator(".copy button").nth(1).click()
+        expect(where).to_have_text("Group 3 of 3, 1 undecided")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator(".copy .ribbon:visible")).to_have_text(
+            ["Dropped: a copy is kept", "Kept", "Dropped: a copy is kept"]
+        )
+        page.keyboard.press("Escape")
+        expect(page.locator("#count")).to_contain_text("4 of ")
+        page.keyboard.press("e")
+        expect(page.locator("#exported")).to_contain_text("3 rows are left out of these files and of the training")
+        expect(page.locator("#exported pre")).to_contain_text("corrected.json")
+        folder_of = Path(page.locator("#exported code").nth(0).inner_text()).parent
+        with (folder_of / "corrected.csv").open(newline="") as file:
+            assert {int(line["row"]) for line in csv.DictReader(file)} == set(range(12)) - {1, 4, 7}
+        page.context.close()

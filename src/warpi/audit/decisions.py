@@ -20,6 +20,8 @@ FORMAT = "warpi-review/1"
 ACTIONS = ("keep", "change", "skip", "unsure")
 AUTOMATIC = "auto-"
 """Prefix of the name of a step that accepts suggestions without a person looking at each row."""
+COPIES = "copies-"
+"""Prefix of the name of a step that keeps one of several copies and drops the others."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (
@@ -73,6 +75,11 @@ class Decision(NamedTuple):
     def is_automatic(self) -> bool:
         """Whether a suggestion was accepted without looking at the row. Such a label is not checked by a person."""
         return self.step.startswith(AUTOMATIC)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the row is left out of the corrected data, because a copy of it is kept."""
+        return self.step.startswith(COPIES) and self.action == "unsure"
 
 
 class Choice(NamedTuple):

@@ -28,13 +28,14 @@ def save_with_audit(
     data: str,
     label: str | None,
     corrected: Mapping[str, Sequence[Any]] | None = None,
+    dropped: Sequence[int] = (),
 ) -> None:
     """Write the data of a run to the folder `out`, which `datasets.load_from_disk` reads.
 
     The training rows have three more columns: `label_quality`, `suggested_label` and `is_label_issue`; rows that were
     not audited have none of them. All rows, columns, images and other splits stay. `corrected` replaces columns, and
-    adds others: each has a value per training row. If the data are features of a data set of Hugging Face
-    (`warpi embed`), that data set is written.
+    adds others: each has a value per training row. `dropped` are training rows that are left out. If the data are
+    features of a data set of Hugging Face (`warpi embed`), that data set is written.
     """
     try:
         import datasets
@@ -57,6 +58,8 @@ def save_with_audit(
     for name, column in values.items():
         kind = datasets.ClassLabel(names=classes) if name in (label, "given", "suggested_label") else None
         train = _set_column(train, name, list(column), rows, kind)
+    if dropped:
+        train = train.select(np.setdiff1d(np.arange(len(train)), rows[list(dropped)]))
     with without_bars():
         parts = {**splits, "train": train}
         (train if len(parts) == 1 else datasets.DatasetDict(parts)).save_to_disk(str(out))

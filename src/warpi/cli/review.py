@@ -158,7 +158,7 @@ def correct(argv: list[str]) -> None:
 
 
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    from warpi.review.corrected_labels import write_corrected
+    from warpi.review.corrected_labels import dropped_rows, write_corrected
     from warpi.review.export import fit_command, write_trusted
 
     items = session.items
@@ -168,6 +168,8 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         corrected = write_corrected(items, decisions, given["export"])
         n = sum(decision.label is not None and not decision.is_automatic for decision in decisions.values())
         say(f"{given['export']}: labels of {len(items.given)} rows, {n} of them decided by a person")
+        if dropped := len(dropped_rows(items, decisions)):
+            say(f"{dropped} rows are left out, because a copy of them is kept")
         if corrected != given["export"]:
             say(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")
     if given["export_trusted"]:

@@ -86,6 +86,8 @@ def write_noise_file(
         content["replaced"] = labels.replaced.tolist()
     if labels.before_audit is not None and bool((labels.before_audit >= 0).any()):
         content["before_audit"] = labels.before_audit.tolist()
+    if len(labels.dropped):
+        content["dropped"] = labels.dropped.tolist()
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
     write_atomically(Path(path), f"{{\n{lines}\n}}\n".encode())
 
@@ -124,7 +126,10 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     if before is not None:
         check_labels(before.clamp(min=0), n, dataset.n_classes, f"'before_audit' in the noise file {path}")
         before = before[order]
-    return NoisyLabels(labels[order], T, replaced, before)
+    dropped = _integers(path, {"dropped": [], **content}, "dropped")
+    if bool(((dropped < 0) | (dropped >= n)).any()):
+        raise UserError(f"noise file {path}: 'dropped' must hold rows of the data, from 0 to {n - 1}")
+    return NoisyLabels(labels[order], T, replaced, before, dropped)
 
 
 def read_noise_name(path: Path | str) -> str:

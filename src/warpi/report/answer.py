@@ -207,6 +207,8 @@ def _decisions(review: Review) -> dict[str, Any]:
         )
     if counts["accepted"]:
         text += f" {counts['accepted']:,} suggestions of the audit were accepted without looking at the rows."
+    if counts["dropped"]:
+        text += f" {counts['dropped']:,} rows are left out, because a copy of them was kept."
     return {
         "text": text,
         "effect": [("before", _number_of(review.before)), ("after", _number_of(review.after))],

@@ -47,7 +47,7 @@ class Suspect(NamedTuple):
 class Review(NamedTuple):
     """The decisions about the labels of a run, and their effect."""
 
-    counts: dict[str, int]  # number of rows by state: kept, changed, unsure, skipped, accepted
+    counts: dict[str, int]  # number of rows by state: kept, changed, unsure, skipped, accepted, dropped
     progress: Progress
     before: Rate  # number of wrong labels as given
     after: Rate  # the same after `warpi correct`
@@ -172,7 +172,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
     """The decisions in a run folder and their effect; without decisions that of the audit alone."""
     from warpi.audit.decisions import Store
     from warpi.review.correct import apply_corrections
-    from warpi.review.corrected_labels import ACCEPTED, STATES, final_labels, state_of
+    from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, final_labels, state_of
 
     items = opened.items
     file = path / "review" / "decisions.sqlite"
@@ -182,7 +182,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
         with closing(Store(file, items.identity)) as store:
             decisions = store.current_decisions()
             random = store.random_rows()
-    counts = dict.fromkeys((*STATES.values(), ACCEPTED), 0)
+    counts = dict.fromkeys((*STATES.values(), ACCEPTED, DROPPED), 0)
     for decision in decisions.values():
         counts[state_of(decision)] += 1
     corrections = apply_corrections(items, opened.audit, decisions)

@@ -29,7 +29,7 @@ from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.noise.parse import Noise
-from warpi.review.corrected_labels import accepted_labels, final_labels, first_labels, labels_before_audit
+from warpi.review.corrected_labels import accepted_labels, dropped_rows, final_labels, first_labels, labels_before_audit
 from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import OpenedRun, open_run
@@ -55,6 +55,7 @@ class Corrections:
     posterior: Mapping[int, Floats] = field(default_factory=dict)  # [K] of checked rows, from a fit without their check
     above: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, without defaults
+    dropped: tuple[int, ...] = ()  # rows that are left out, because a copy of them is kept
 
     def __str__(self) -> str:
         counts = Counter(self.changed_by)
@@ -63,7 +64,8 @@ class Corrections:
             f"{counts[AUDIT]} by the audit"
         )
         wrong = f"of {self.before.n:,}: {_describe(self.before)} before, {_describe(self.after)} after"
-        return f"{changed}\nwrong labels {wrong}{self._basis()}"
+        left_out = f"\n{len(self.dropped)} rows are left out, because a copy is kept" if self.dropped else ""
+        return f"{changed}\nwrong labels {wrong}{self._basis()}{left_out}"
 
     def _basis(self) -> str:
         if self.after.low is not None:
@@ -127,11 +129,18 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
         label[row] = k
         changed_by[row] = PERSON if k != items.given[row] else ""
         probability[row] = 1.0
+    dropped = tuple(dropped_rows(items, decisions))
+    for row in dropped:
+        removed += 1 - q[judged[row], label[row]] if row in judged else 0
+        label[row], changed_by[row], probability[row] = items.given[row], "", 1.0
     before, after = shift_number(before, n_wrong), shift_number(after, -removed)
     before, after = (replace(number, n=number.n + n_known) for number in (before, after))
+    after = replace(after, n=after.n - sum(row in judged for row in dropped))
     after = combine_with_expectation(after, float((1 - probability[audit.row]).sum()))
     items = replace(items, random_rows=items.random_rows | checks.random)
-    return Corrections(items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above)
+    return Corrections(
+        items, label, tuple(changed_by), probability, before, after, every, checks.posterior, above, {}, dropped
+    )
 
 
 def accept_suggestions(opened: OpenedRun, store: Store, above: float) -> list[int]:
@@ -216,10 +225,10 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
 
     `trusted` is the trusted set for that command (`write_trusted_set`), if there is one.
 
-    A table keeps all of its columns and rows; its label column has the new labels. Three columns are added: `given`
-    (the old label), `changed_by` and `label_probability`. `warpi fit` does not use them as features. Data that is not a
-    table becomes a table with `row` (or `path`, for image files) and these columns, and a label file NAME.json next to
-    it is for `warpi fit --labels`.
+    A table keeps all of its columns, and all rows but those that were dropped as copies; its label column has the new
+    labels. Three columns are added: `given` (the old label), `changed_by` and `label_probability`. `warpi fit` does not
+    use them as features. Data that is not a table becomes a table with `row` (or `path`, for image files) and these
+    columns, and a label file NAME.json next to it is for `warpi fit --labels`.
     """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
@@ -227,16 +236,19 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
     items = corrections.items
     if items.source is not None and path.exists() and path.samefile(items.source):
         raise UserError(f"{path} is the data itself, which is never replaced; choose another --out")
-    columns = _correct_table(corrections) if items.source is not None else _list_rows(corrections)
+    columns, rows = _correct_table(corrections) if items.source is not None else _list_rows(corrections)
+    kept = [i for i, row in enumerate(rows) if row not in set(corrections.dropped)]
     if suffix == ".csv":
-        content = format_csv(list(columns), zip(*columns.values(), strict=True)).encode(errors="surrogateescape")
+        lines = list(zip(*columns.values(), strict=True))
+        content = format_csv(list(columns), [lines[i] for i in kept]).encode(errors="surrogateescape")
     else:
-        content = _format_parquet(columns, items.source)
+        content = _format_parquet(columns, kept, items.source)
     write_atomically(path, content)
     settings = {**corrections.settings, "data": str(path)}
     if items.source is None:
         labels = path.with_suffix(".json")
-        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections))
+        dropped = torch.tensor(corrections.dropped, dtype=torch.int64)
+        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections), dropped)
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=noisy)
         settings = {**corrections.settings, "noise": f"given:{labels}"}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
@@ -256,7 +268,7 @@ def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = Non
     probability = [None if np.isnan(p) else float(p) for p in corrections.probability]
     columns: dict[str, Sequence[Any]] = {label: labels, **added, CORRECTION_COLUMNS[1]: probability}
     assert items.audit is not None
-    save_with_audit(out, items.audit, items.dataset, data, label, columns)
+    save_with_audit(out, items.audit, items.dataset, data, label, columns, corrections.dropped)
     if data != str(corrections.settings["data"]):
         assert isinstance(items.examples, Embedded)
         return shlex.join(["warpi", "embed", f"hf:{out}", "--with", items.examples.embedder["name"], "--out", "FOLDER"])
@@ -296,8 +308,8 @@ def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict
     return dict(zip((GIVEN[0], *CORRECTION_COLUMNS), (given, changed_by, probability), strict=True))
 
 
-def _correct_table(corrections: Corrections) -> dict[str, list[str]]:
-    """The cells of the file of the data by column, with new labels and the added columns."""
+def _correct_table(corrections: Corrections) -> tuple[dict[str, list[str]], Sequence[int | None]]:
+    """The cells of the file of the data by column, with new labels and the added columns; the row of each line."""
     items = corrections.items
     encoding = items.dataset.encoding
     assert items.source is not None
@@ -313,21 +325,21 @@ def _correct_table(corrections: Corrections) -> dict[str, list[str]]:
         cell if row is None or not corrections.changed_by[row] else items.classes[int(corrections.label[row])]
         for cell, row in zip(old, rows, strict=True)
     ]
-    return {**columns, **_added_columns(corrections, rows)}
+    return {**columns, **_added_columns(corrections, rows)}, rows
 
 
-def _list_rows(corrections: Corrections) -> dict[str, list[str]]:
-    """One line per row of data that is not a table."""
+def _list_rows(corrections: Corrections) -> tuple[dict[str, list[str]], Sequence[int | None]]:
+    """One line per row of data that is not a table; the row of each line."""
     items = corrections.items
     rows = range(len(items.given))
     files = items.dataset.files
     where = {"path": list(files.paths)} if files is not None else {"row": [str(row) for row in rows]}
     labels = [items.classes[int(k)] for k in corrections.label]
-    return {**where, "label": labels, **_added_columns(corrections, rows)}
+    return {**where, "label": labels, **_added_columns(corrections, rows)}, rows
 
 
-def _format_parquet(columns: Mapping[str, Sequence[str]], source: Path | None) -> bytes:
-    """A parquet file. Columns that were already in a parquet file keep their types; all others are text."""
+def _format_parquet(columns: Mapping[str, Sequence[str]], kept: Sequence[int], source: Path | None) -> bytes:
+    """A parquet file with the lines `kept`. Columns of a source that is one keep their types; all others are text."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -340,5 +352,5 @@ def _format_parquet(columns: Mapping[str, Sequence[str]], source: Path | None) -
             same = [str(a) == b for a, b in zip(column.to_pylist(), columns[name], strict=True)]
             table = table.set_column(j, name, column if all(same) else table.column(j).cast(column.type))
     content = io.BytesIO()
-    parquet.write_table(table, content)
+    parquet.write_table(table.take(kept), content)
     return content.getvalue()

@@ -17,6 +17,7 @@ from warpi.utils.files import format_csv, write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
 ACCEPTED = "accepted"  # state of a suggestion that was accepted without looking at the row
+DROPPED = "dropped"  # state of a row that is left out, because a copy of it is kept
 
 
 class NameTaken(UserError):
@@ -31,6 +32,8 @@ class NameTaken(UserError):
 def state_of(decision: Decision | None) -> str:
     if decision is None:
         return "open"
+    if decision.is_dropped:
+        return DROPPED
     return ACCEPTED if decision.is_automatic else STATES[decision.action]
 
 
@@ -61,6 +64,13 @@ def labels_before_audit(label: Tensor, first: Tensor, checked: Collection[int]) 
     return before
 
 
+def dropped_rows(items: Items, decisions: Mapping[int, Decision]) -> list[int]:
+    """The rows that are left out, because a copy of them is kept. Trusted rows are never left out."""
+    rows = {row for row, decision in decisions.items() if decision.is_dropped}
+    again = {row for row, decision in decisions.items() if not decision.is_dropped}
+    return sorted((items.dropped_before - again | rows) - items.trusted_rows.keys())
+
+
 def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
     """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
 
@@ -81,23 +91,25 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
     checked = final_labels(items, decisions)
     for row, k in {**accepted_labels(items, decisions), **checked}.items():
         y[row] = k
-    if path.exists() and not _contains_labels(path, items, y):
-        raise NameTaken(path, "--export")
     before = labels_before_audit(y, first_labels(items, items.dataset.before_audit), checked)
-    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=NoisyLabels(y, None, None, before))
+    labels = NoisyLabels(y, None, None, before, torch.tensor(dropped_rows(items, decisions), dtype=torch.int64))
+    if path.exists() and not _contains_labels(path, items, labels):
+        raise NameTaken(path, "--export")
+    write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=labels)
     return path
 
 
-def _contains_labels(path: Path, items: Items, y: Tensor) -> bool:
-    """Whether a file assigns the labels y to the same rows."""
+def _contains_labels(path: Path, items: Items, labels: NoisyLabels) -> bool:
+    """Whether a file assigns the same labels to the same rows, and leaves out the same rows."""
     try:
-        return torch.equal(read_noise_file(path, items.dataset).y, y)
+        stored = read_noise_file(path, items.dataset)
     except UserError:
         return False
+    return torch.equal(stored.y, labels.y) and torch.equal(stored.dropped, labels.dropped)
 
 
 def corrected_csv(items: Items, decisions: Mapping[int, Decision]) -> str:
-    """A csv table with one line per row of the data set.
+    """A csv table with one line per row of the data set, without the rows that were dropped as copies.
 
     The column `label` is for training; `verified` is 1 if a person has checked it. Image files have a column `path`,
     so that the table is an image list for `warpi fit --data FILE --root FOLDER`.
@@ -107,7 +119,10 @@ def corrected_csv(items: Items, decisions: Mapping[int, Decision]) -> str:
     names = items.classes
     files = items.dataset.files
     lines = []
+    dropped = set(dropped_rows(items, decisions))
     for row, k in enumerate(items.given.tolist()):
+        if row in dropped:
+            continue
         decision = decisions.get(row)
         given = names[k]
         state = state_of(decision)

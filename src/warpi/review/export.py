@@ -21,7 +21,7 @@ from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.datasets.label_columns import GIVEN
 from warpi.errors import UserError
-from warpi.review.corrected_labels import NameTaken, accepted_labels, final_labels, write_corrected
+from warpi.review.corrected_labels import NameTaken, accepted_labels, dropped_rows, final_labels, write_corrected
 from warpi.review.items import Items
 from warpi.review.open import open_data
 from warpi.review.show_input import feature_cells, path_inside, pixels, png
@@ -309,7 +309,7 @@ def write_all(items: Items, decisions: Mapping[int, Decision], folder: Path) -> 
             try:
                 trusted = write_trusted(items, decisions, path / trusted_name(items))  # first, since it may raise
             except NothingToTrust:
-                if not final_labels(items, decisions) and not accepted_labels(items, decisions):
+                if not any(read(items, decisions) for read in (final_labels, accepted_labels, dropped_rows)):
                     raise
                 trusted = None
             write_corrected(items, decisions, path / "corrected.json")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from warpi.data.numeric import Columns, Embedded
 from warpi.data.overlap import match_labels
 from warpi.data.split import Split
 from warpi.errors import UserError
-from warpi.review.show_input import feature_cells, is_picture, photo, pixels, png
+from warpi.review.show_input import Cell, feature_cells, is_picture, photo, pixels, png
 from warpi.review.telling_columns import ClassMeans, class_means, order_by_size, sum_by_column
 from warpi.training.task import Task
 from warpi.utils.files import sha256
@@ -35,14 +35,6 @@ EmbedFn = Callable[[Tensor], Tensor]
 
 _MAX_CELLS = 200  # features shown per example
 _MAX_CANDIDATES = {True: 1000, False: 200}  # trusted examples to compare with: in memory, in files
-
-
-class Cell(NamedTuple):
-    """A value of a row, to be shown."""
-
-    name: str
-    value: str
-    speaks: float | None = None  # for the suggestion against the given label; negative: for the given label
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +53,8 @@ class Items:
     probabilities: Floats | None  # [n, K] class probabilities of the classifier
     trusted: Split | None  # examples with trusted labels
     audit: Audit | None = None  # of the run, if there is one
+    test: Split | None = None  # the test rows of the run
+    dropped_before: frozenset[int] = frozenset()  # rows that the run did not use, because a copy of them was kept
     listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
@@ -178,13 +172,13 @@ class Items:
 
     def picture(self, row: int) -> tuple[str, bytes] | None:
         """The image of a row of the data set as (media type, content); None if it has none."""
-        return _picture(self, self.examples, row)
+        return picture_of(self, self.examples, row)
 
     def trusted_picture(self, k: int) -> tuple[str, bytes] | None:
         """The image of the k-th trusted example."""
         if self.trusted is None or not 0 <= k < len(self.trusted):
             return None
-        return _picture(self, self.trusted.examples, int(self.trusted.rows[k]))
+        return picture_of(self, self.trusted.examples, int(self.trusted.rows[k]))
 
     def describe(self, row: int) -> list[Cell]:
         """Cells to show for a row: those of `--show`, and its features if it has no image.
@@ -196,7 +190,7 @@ class Items:
         extra += [Cell(name, text) for name, text in self.extra_cells[row].items()] if self.extra_cells else []
         if self.has_pictures or (extra and self.dataset.encoding is None):
             return extra
-        cells = self._cells(self.examples, row)
+        cells = self.cells_of(self.examples, row)
         speaks = self._column_evidence(row, len(cells))
         if speaks is not None:
             order = order_by_size(speaks)
@@ -221,7 +215,7 @@ class Items:
         values = sum_by_column(self.means.compare(x, other, given), columns)
         return values.tolist() if len(values) == n_cells else None
 
-    def _cells(self, examples: Examples, row: int) -> list[Cell]:
+    def cells_of(self, examples: Examples, row: int) -> list[Cell]:
         columns = self.dataset.encoding if isinstance(self.dataset.encoding, Columns) else None
         if isinstance(examples, Embedded) and examples.originals is not None:
             return [Cell("text", examples.originals.values[row])]
@@ -269,7 +263,7 @@ class Items:
         if kind == "row":
             return {"row": k, "label": label, "cells": self.describe(k)}
         assert self.trusted is not None
-        cells = [] if self.has_pictures else self._cells(self.trusted.examples, int(self.trusted.rows[k]))
+        cells = [] if self.has_pictures else self.cells_of(self.trusted.examples, int(self.trusted.rows[k]))
         return {"trusted": k, "label": label, "cells": cells[:_MAX_CELLS]}
 
     def _embed_places(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Tensor]:
@@ -292,7 +286,7 @@ class Items:
 
 
 @lru_cache(maxsize=512)
-def _picture(items: Items, examples: Examples, row: int) -> tuple[str, bytes] | None:
+def picture_of(items: Items, examples: Examples, row: int) -> tuple[str, bytes] | None:
     if not items.has_pictures or not 0 <= row < len(examples):
         return None
     if isinstance(examples, Embedded) and examples.originals is not None and examples.originals.root is not None:

@@ -18,6 +18,7 @@ from warpi.datasets.arrays import load_arrays
 from warpi.datasets.columns.copied import read_copied_columns
 from warpi.datasets.text_files import read_records
 from warpi.errors import UserError
+from warpi.noise.noise_file import read_noise_file
 from warpi.noise.parse import Noise
 from warpi.review.items import Items, items_from_data, items_from_run
 from warpi.runs.defaults import defaults_of, defaults_of_task
@@ -68,6 +69,7 @@ def open_run(
     dataset = run.data.dataset
     extra_cells = read_extra_cells(show, dataset, spec["data"])
     items = items_from_run(dataset, run.task, run.method.net, audit, rows and rows.row, extra_cells)
+    items = replace(items, test=run.truth.test, dropped_before=_dropped_before(spec["noise"], dataset))
     items = _with_copied_columns(_with_row_list(items, rows), spec["data"], id, keep)
     if not Noise.parse(spec["noise"]).other_name:  # else some inputs are not those of the file
         items = _with_source_files(items, spec["data"], spec.get("meta_data"))
@@ -89,6 +91,14 @@ def open_data(
     items = _with_copied_columns(_with_row_list(items, rows), spec.data, id, keep)
     stored = {**asdict(spec), "noise": str(Noise.parse(spec.noise)), "seed": seed}
     return _with_source_files(items, spec.data), settings_to_repeat(stored, defaults_of(spec.data, dataset))
+
+
+def _dropped_before(noise: str, dataset: Dataset) -> frozenset[int]:
+    """The rows that a file of labels leaves out, because a copy of them was kept in an earlier review."""
+    parsed = Noise.parse(noise)
+    if parsed.kind != "given" or parsed.file is None:
+        return frozenset()
+    return frozenset(read_noise_file(parsed.file, dataset).dropped.tolist())
 
 
 def _with_copied_columns(items: Items, data: str, id: Sequence[str], keep: Sequence[str]) -> Items:

@@ -1,7 +1,6 @@
 """The requests of the review page and their answers as JSON."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.audit.decisions import ACTIONS, AUTOMATIC, Choice, Decision, Store
-from warpi.review.corrected_labels import ACCEPTED, STATES, state_of
+from warpi.audit.decisions import ACTIONS, AUTOMATIC, COPIES, Choice, Decision, Outcome, Store
+from warpi.review.copies import MOST_SHOWN, Copies, copies_of
+from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, dropped_rows, state_of
 from warpi.review.export import fit_command, write_all
-from warpi.review.items import Cell, Items
+from warpi.review.items import Items
 from warpi.review.people import People, PersonStore
 from warpi.review.progress import audit_concerns, measure_progress
-from warpi.review.show_input import shorten_number
+from warpi.review.show_input import cells_to_json, finite
 
 _MAX_ITEMS = 200  # per answer
 _KEYS = 10  # classes that can be chosen with one key
 _MAX_CHOICES = 1000  # decisions per step; page.js has the same number
 _PREVIEW = 12  # examples of a class pair that are shown before its suggestions are accepted
-_ALL_STATES = ("open", *STATES.values(), ACCEPTED)
+_ALL_STATES = ("open", *STATES.values(), ACCEPTED, DROPPED)
 
 Json = dict[str, Any]
 
@@ -52,6 +52,7 @@ class ReviewSession:
         self.people = people  # of a review by several people
         self.person = person  # whose session this is; "": all rows
         self.store = store
+        self.copies = None if person else copies_of(items)
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
         self.blind = blind or default_blind(items)  # rows whose labels are hidden until a class is chosen
@@ -75,6 +76,7 @@ class ReviewSession:
             "is_new": self.store.is_empty(),
             "person": self.person,
             "people": self.people is not None,
+            "copies": len(self.copies.groups) if self.copies else 0,
             "counts": self.counts(),
         }
 
@@ -112,7 +114,7 @@ class ReviewSession:
         matches = items.review_first.copy() if scope == "first" else items.review_first | True
         for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
             if label := query.get(name):
-                matches &= labels == self.class_number(label)
+                matches &= labels == self.classfinite(label)
         decisions = self.store.current_decisions()
         if state != "all":
             states = self.states(decisions)
@@ -144,7 +146,7 @@ class ReviewSession:
         """One item, with everything that the page shows about it. `place` is its place in the chosen order."""
         items = self.items
         row = int(items.row[i])
-        p = None if items.probabilities is None else [_number(value) for value in items.probabilities[i].tolist()]
+        p = None if items.probabilities is None else [finite(value) for value in items.probabilities[i].tolist()]
         files = items.dataset.files
         return {
             "place": i if place is None else place,
@@ -152,20 +154,20 @@ class ReviewSession:
             "id": items.name_of(row),
             "given": items.classes[int(items.given[row])],
             "suggested": self.suggested(i),
-            "wrong": _number(float(items.wrong_probability[i])),
-            "sure": _number(float(items.suggestion_probability[i])) if items.audit is not None else None,
-            "uncertainty": _number(float(items.uncertainty[i])),
+            "wrong": finite(float(items.wrong_probability[i])),
+            "sure": finite(float(items.suggestion_probability[i])) if items.audit is not None else None,
+            "uncertainty": finite(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
             "random": row in items.random_rows,
             "becomes_trusted": items.represents_data(row),
             "blind": self.blind == "all" or (self.blind == "random" and row in items.random_rows),
             "p": None if p is None or None in p else p,
-            "cells": _cells_to_json(items.describe(row)),
+            "cells": cells_to_json(items.describe(row)),
             "path": None if files is None else files.paths[row],
             **_to_json(decision),
         }
 
-    def class_number(self, name: str) -> int:
+    def classfinite(self, name: str) -> int:
         if name not in self.items.classes:
             raise RequestRefused("unknown class")
         return self.items.classes.index(name)
@@ -184,7 +186,7 @@ class ReviewSession:
             given, suggested = divmod(code, len(items.classes))
             sure = items.suggestion_probability[members]
             names = {"given": items.classes[given], "suggested": items.classes[suggested]}
-            found.append({**names, "n": len(members), "right": _number(float(sure.sum()))})
+            found.append({**names, "n": len(members), "right": finite(float(sure.sum()))})
         return {"pairs": sorted(found, key=lambda pair: -pair["n"])}
 
     def _acceptable(self, above: float) -> NDArray[np.int64]:
@@ -197,7 +199,7 @@ class ReviewSession:
 
     def _pair_places(self, request: Mapping[str, Any]) -> NDArray[np.int64]:
         """The acceptable items of one pair of classes, the least probable suggestion first."""
-        given, suggested = (self.class_number(str(request.get(name))) for name in ("given", "suggested"))
+        given, suggested = (self.classfinite(str(request.get(name))) for name in ("given", "suggested"))
         items = self.items
         places = self._acceptable(_probability(request.get("above")))
         places = places[(items.given[items.row[places]] == given) & (items.suggested[places] == suggested)]
@@ -209,7 +211,7 @@ class ReviewSession:
         places = self._pair_places(query)
         right = float(self.items.suggestion_probability[places].sum())
         shown = [self.item(i, None) for i in places[:_PREVIEW].tolist()]
-        return {"n": len(places), "right": _number(right), "items": shown}
+        return {"n": len(places), "right": finite(right), "items": shown}
 
     def accept(self, request: Json) -> Json:
         """Accept the suggestions of one pair of classes, as one step that can be undone."""
@@ -235,7 +237,7 @@ class ReviewSession:
             return {"points": [], "hint": "", **together}
         made = measure_progress(audit, self.store.current_decisions(), self.store.random_rows())
         run = audit.facts.get("run")
-        points = [[m, _number(float(made.by_people[m])), _number(float(made.with_audit[m]))] for m in made.points()]
+        points = [[m, finite(float(made.by_people[m])), finite(float(made.with_audit[m]))] for m in made.points()]
         return {
             "points": points,
             "n_rows": made.n_rows,
@@ -260,23 +262,64 @@ class ReviewSession:
         decisions = {r: d for r, d in self.store.current_decisions().items() if not d.is_automatic}
         decided = {r: d.label for r, d in decisions.items() if d.label is not None}
         near = self.items.nearest_trusted(row, decided, required=required)
-        return {"near": [{**n, "cells": _cells_to_json(n["cells"])} for n in near]}
+        return {"near": [{**n, "cells": cells_to_json(n["cells"])} for n in near]}
 
     def decide(self, request: Json) -> Json:
         """Store the decisions of one step, each an action for a row."""
         tab = _text(request, "tab")
         step = _text(request, "step")
-        if step.startswith(AUTOMATIC):
+        if step.startswith((AUTOMATIC, COPIES)):
             raise RequestRefused("the name of this step is reserved")
         choices = request.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= _MAX_CHOICES:
             raise RequestRefused(f"choices must be a list of 1 to {_MAX_CHOICES} objects")
-        outcome = self.store.decide([self.choice(c) for c in choices], tab, step)
+        return self._answer(self.store.decide([self.choice(c) for c in choices], tab, step))
+
+    def _answer(self, outcome: Outcome) -> Json:
         return {
             "done": {row: _to_json(decision) for row, decision in outcome.done.items()},
             "refused": {row: _to_json(decision) for row, decision in outcome.refused.items()},
             "counts": self.counts(),
         }
+
+    def copy_groups(self) -> Json:
+        """The groups of copies, and whether each is undecided."""
+        copies = self.check_copies()
+        decisions = self.store.current_decisions()
+        return {"groups": [{"group": group, "open": copies.is_open(group, decisions)} for group in copies.groups]}
+
+    def copy_group(self, group: int) -> Json:
+        """The rows of one group of copies."""
+        copies = self.check_copies(group)
+        decisions = self.store.current_decisions()
+        members = copies.members(group)
+        shown = [
+            {
+                **m._asdict(),
+                "cells": cells_to_json(copies.cells(m.at)),
+                **_to_json(decisions.get(m.row) if m.in_data else None),
+            }
+            for m in members[:MOST_SHOWN]
+        ]
+        return {"members": shown, "n": len(members), "open": copies.is_open(group, decisions)}
+
+    def keep_copy(self, request: Json) -> Json:
+        """Keep one of several copies and drop the others, as one step that can be undone."""
+        tab = _text(request, "tab")
+        step = COPIES + _text(request, "step")
+        at, seen = request.get("at"), request.get("seen")
+        if type(at) is not int or not isinstance(seen, dict) or not all(type(value) is int for value in seen.values()):
+            raise RequestRefused("send the position at, and the decisions that were seen")
+        known = {int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit()}
+        choices = self.check_copies().keep(at, known, self.store.current_decisions())
+        return self._answer(self.store.decide(choices, tab, step))
+
+    def check_copies(self, group: int | None = None) -> Copies:
+        """The copies, if this person sees all rows and there is such a group."""
+        self.check_sees_all()
+        if self.copies is None or (group is not None and group not in self.copies.groups):
+            raise RequestRefused("no such copies", HTTPStatus.NOT_FOUND)
+        return self.copies
 
     def choice(self, request: object) -> Choice:
         """Check a decision. The action `accept` changes the label to the suggestion."""
@@ -316,7 +359,8 @@ class ReviewSession:
         """Write corrected labels and a trusted set into the folder of the review."""
         self.check_sees_all()
         folder, trusted = write_all(self.items, self.store.current_decisions(), self.folder)
-        corrected = {"corrected": str(folder / "corrected.csv")}
+        dropped = len(dropped_rows(self.items, self.store.current_decisions()))
+        corrected = {"corrected": str(folder / "corrected.csv"), "dropped": dropped}
         if trusted is None:
             command = fit_command(self.items, self.settings, None, folder / "corrected.json")
             return {"size": 0, **corrected, "command": command}
@@ -346,13 +390,6 @@ def default_blind(items: Items) -> str:
     return "random" if len(items.classes) <= _KEYS else "none"
 
 
-def _cells_to_json(cells: Sequence[Cell]) -> list[Json]:
-    return [
-        {"name": c.name, "value": c.value, "short": shorten_number(c.value), "speaks": c.speaks and _number(c.speaks)}
-        for c in cells
-    ]
-
-
 def _probability(value: object) -> float:
     try:
         p = float(str(value))
@@ -361,10 +398,6 @@ def _probability(value: object) -> float:
     if not 0 <= p <= 1:
         raise RequestRefused("above must be a probability")
     return p
-
-
-def _number(value: float) -> float | None:
-    return round(value, 6) if math.isfinite(value) else None
 
 
 def _integer(query: Mapping[str, str], name: str, default: int) -> int:

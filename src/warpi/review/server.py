@@ -27,6 +27,7 @@ from warpi.review.page_requests import Json, RequestRefused, ReviewSession
 
 LOCAL = "127.0.0.1"
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
+_ASSETS |= {"/copies.js": ("copies.js", "text/javascript")}
 _ASSETS |= {"/page.css": ("page.css", "text/css"), "/icon.svg": ("icon.svg", "image/svg+xml")}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -238,6 +239,12 @@ class _Handler(BaseHTTPRequestHandler):
                 content = corrected_csv(items, review.store.current_decisions()).encode(errors="surrogateescape")
                 extra = {"Content-Disposition": 'attachment; filename="corrected.csv"'}
                 self._send(HTTPStatus.OK, "text/csv; charset=utf-8", content, extra)
+            case ["api", "copies"]:
+                self._json(review.copy_groups())
+            case ["api", "copies", group]:
+                self._json(review.copy_group(_id(group)))
+            case ["copy", at]:
+                self._picture(review.check_copies().picture(_id(at)))
             case ["picture", row]:
                 self._picture(items.picture(_id(row)))
             case ["trusted", k]:
@@ -250,6 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         verbs = {
             "/api/decide": review.decide,
             "/api/accept": review.accept,
+            "/api/copies": review.keep_copy,
             "/api/undo": review.undo,
             "/api/export": review.export,
         }

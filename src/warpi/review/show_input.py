@@ -6,6 +6,8 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,14 @@ from warpi.data.sparse import SparseExamples
 
 _DECIMAL = re.compile(r"-?\d+(\.\d+(e[+-]?\d+)?|e[+-]?\d+)", re.ASCII)
 SIDE = 448  # shorter side of a displayed photo, in pixels
+
+
+class Cell(NamedTuple):
+    """A value of a row, to be shown."""
+
+    name: str
+    value: str
+    speaks: float | None = None  # for the suggestion against the given label; negative: for the given label
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -103,3 +113,16 @@ def feature_cells(examples: Examples, row: int, columns: Columns | None) -> list
     if columns is not None:
         return list((columns.decode(x) | texts).items())
     return [(f"x{j}", format_number(value)) for j, value in enumerate(x)]
+
+
+def cells_to_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Cells for the page."""
+    return [
+        {"name": c.name, "value": c.value, "short": shorten_number(c.value), "speaks": c.speaks and finite(c.speaks)}
+        for c in cells
+    ]
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has no NaN and no infinity."""
+    return round(value, 6) if math.isfinite(value) else None

@@ -161,6 +161,9 @@ def split_rows(
 def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Dataset | None = None) -> tuple[Task, Truth]:
     """Corrupt the labels (or the inputs) of the training and validation rows, and assemble the parts."""
     noisy = noise.apply(dataset, generator(seed, "noise"), other)
+    if len(noisy.dropped):
+        parts = {name: getattr(rows, name) for name in ("train", "val", "test")}
+        rows = rows._replace(**{name: part[~torch.isin(part, noisy.dropped)] for name, part in parts.items()})
     examples = dataset.examples
     clean = dataset.clean
     if noisy.replaced is not None and other is not None:

@@ -1,15 +1,17 @@
 // The review page. Text from the data is inserted with textContent, never as markup.
 
-const $ = (id) => document.getElementById(id);
+import { openCopies, showKept, startCopies } from "./copies.js";
+
+export const $ = (id) => document.getElementById(id);
 const NBSP = "\u00a0";
 const percent = (p) => (p >= 0.995 ? ">99" : p < 0.005 ? "<1" : `${Math.round(100 * p)}`) + NBSP + "%";
 const PAGE = 24;
 const AT_ONCE = 1000; // decisions per step, limited by the server
-const STATE = { kept: "Kept", unsure: "Unsure", skipped: "Skipped" };
+const STATE = { kept: "Kept", unsure: "Unsure", skipped: "Skipped", dropped: "Dropped: a copy is kept" };
 const ORDERS = { listed: "as in the list", suspicious: "most suspicious first", gain: "largest expected gain first" };
 const TELLING = 5; // columns that a tile of the grid shows
 
-function make(tag, props = {}, ...children) {
+export function make(tag, props = {}, ...children) {
   const node = Object.assign(document.createElement(tag), props);
   node.append(...children);
   return node;
@@ -19,7 +21,7 @@ function make(tag, props = {}, ...children) {
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", { textContent: part }) : part));
 
 // ---- state ------------------------------------------------------------------------------------------------------
-let session; // names, classes, counts
+export let session; // names, classes, counts
 let items = []; // fetched so far, in the order of review
 let current = 0; // index of the item that is shown
 let total = 0; // number of items that match the filters
@@ -32,11 +34,11 @@ let unsaved = null; // a request that failed and can be sent again
 const revealed = new Set(); // rows whose hidden label the person wanted to see
 
 const filters = { scope: "first", state: "open", given: "", suggested: "", order: "" };
-const tab = (sessionStorage.tab ||= crypto.randomUUID()); // undo applies to the decisions of this tab; a reload keeps its id
+export const tab = (sessionStorage.tab ||= crypto.randomUUID()); // undo applies to the decisions of this tab; a reload keeps its id
 const otherTabs = new BroadcastChannel("warpi-review"); // other tabs of this browser
 
 // ---- requests to the server ----------------------------------------------------------------------------------------
-async function request(path, body) {
+export async function request(path, body) {
   const options = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
   let answer;
   try {
@@ -51,7 +53,7 @@ async function request(path, body) {
 }
 
 let queue = Promise.resolve(); // actions run one after the other; a key pressed in the meantime waits
-function enqueue(work) {
+export function enqueue(work) {
   queue = queue.then(work).catch((error) => showError(error.message));
   return queue;
 }
@@ -62,7 +64,7 @@ function showError(text) {
 }
 
 let fading;
-function toast(text, milliseconds = 2600) {
+export function toast(text, milliseconds = 2600) {
   $("toast").textContent = text;
   $("toast").classList.add("on");
   clearTimeout(fading);
@@ -109,11 +111,11 @@ function showPrevious() {
 }
 
 // ---- deciding ----------------------------------------------------------------------------------------------------------
-function updateItems(states) {
+export function updateItems(states) {
   for (const item of items) if (states[item.row]) Object.assign(item, states[item.row]);
 }
 
-async function send(path, body) {
+export async function send(path, body) {
   unsaved = { path, body };
   const answer = await request(path, body); // if this fails, `unsaved` stays and can be sent again as the same step
   unsaved = null;
@@ -162,14 +164,16 @@ function act(action, label = null) {
   });
 }
 
+export const undoRequest = () => ["/api/undo", { tab, step: crypto.randomUUID(), order: filters.order }];
+
 function undo() {
   return enqueue(async () => {
     if (unsaved) return;
-    await showUndone(await send("/api/undo", { tab, step: crypto.randomUUID(), order: filters.order }));
+    await showUndone(await send(...undoRequest()));
   });
 }
 
-function showUndone(answer) {
+export function showUndone(answer) {
   if (!answer.rows.length) return toast("Nothing to undo in this tab. To find earlier decisions, filter by state");
   const text = answer.rows.length === 1 ? `Undone: row ${answer.rows[0]}` : `Undone: ${answer.rows.length} rows`;
   toast(answer.items.length ? text : `${text}, not on this list`);
@@ -195,6 +199,7 @@ function retry() {
     const answer = await send(path, body);
     if (path === "/api/undo") await showUndone(answer);
     else if (path === "/api/accept") await showAccepted(answer);
+    else if (path === "/api/copies") showKept(answer);
     else await showDecided(answer);
   });
 }
@@ -207,7 +212,7 @@ otherTabs.onmessage = ({ data }) => enqueue(async () => {
 });
 
 // ---- display -----------------------------------------------------------------------------------------------------------
-function show() {
+export function show() {
   showProgress();
   const none = !items.length || (view === "one" && current >= items.length);
   $("empty").hidden = !none;
@@ -225,7 +230,7 @@ function show() {
 function showProgress() {
   const counts = session.counts[filters.scope];
   const sum = countAll(counts);
-  const done = counts.kept + counts.changed + counts.unsure + counts.accepted;
+  const done = counts.kept + counts.changed + counts.unsure + counts.accepted + counts.dropped;
   const what = filters.scope !== "first" || (!session.audited && !session.listed) ? "rows" : session.listed ? "rows of the list" : "suspicious rows";
   $("bar").max = Math.max(1, sum);
   $("bar").value = done;
@@ -242,12 +247,12 @@ function showEmpty() {
   const plain = filters.state === "open" && !filters.given && !filters.suggested;
   $("empty-title").textContent = plain ? "All done" : "No row matches these filters";
   $("empty-text").textContent = plain
-    ? `${counts.kept} kept, ${counts.changed} changed, ${counts.unsure} unsure, ${counts.skipped} skipped, ${counts.accepted} accepted without looking.`
+    ? `${counts.kept} kept, ${counts.changed} changed, ${counts.unsure} unsure, ${counts.skipped} skipped, ${counts.accepted} accepted without looking${counts.dropped ? `, ${counts.dropped} dropped as copies` : ""}.`
     : "Choose other filters.";
   $("empty-all").hidden = filters.scope === "all" && plain;
 }
 
-function picture(source, alt) {
+export function picture(source, alt) {
   const img = make("img", { src: source, alt, className: session.small ? "small" : "", draggable: false, decoding: "async" });
   img.onerror = () => img.replaceWith(make("div", { className: "lost", textContent: "This image cannot be displayed" }));
   return img;
@@ -314,7 +319,7 @@ function setName(node, text, long) {
   node.classList.toggle("long", long);
 }
 
-function setRibbon(node, item, changed = "Changed to") {
+export function setRibbon(node, item, changed = "Changed to") {
   node.hidden = item.state === "open";
   node.className = `ribbon ${item.state}`;
   const accepted = item.state === "accepted" ? " (not looked at)" : "";
@@ -540,6 +545,7 @@ function exportAll() {
       if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they looked suspicious, so they do not represent the data.` }));
       const accepted = session.counts.all.accepted;
       if (accepted) text.append(make("p", { className: "muted", textContent: `${rowsOf(accepted)} with accepted suggestions: the labels are corrected, but nobody has checked them.` }));
+      if (made.dropped) text.append(make("p", { textContent: `${rowsOf(made.dropped)} ${made.dropped === 1 ? "is" : "are"} left out of these files and of the training, because you kept a copy.` }));
       text.append(make("p", {}, "Train with them:", make("pre", { textContent: made.command })));
     } catch (error) {
       if (error.status !== 409) throw error;
@@ -559,7 +565,7 @@ function openBulk() {
   });
 }
 
-const rowsOf = (n) => `${n} ${n === 1 ? "row" : "rows"}`;
+export const rowsOf = (n) => `${n} ${n === 1 ? "row" : "rows"}`;
 
 async function showPairs() {
   $("bulk-preview").hidden = true;
@@ -668,7 +674,7 @@ const KEYS = [
   [["K"], "keep the given label"], [["A"], "change to the suggestion"], [["1", "…", "0"], "choose the class with this number"], [["C"], "choose another class by typing its name"],
   [["U"], "unsure: you looked but cannot tell"], [["S"], "skip for now"], [["Z"], "undo the last decision of this tab"], [["←", "→"], "previous and next row"],
   [["G"], "switch between one row and the grid"], [["Space"], "grid: select (Shift and click: a range)"], [["X"], "grid: select all"], [["N"], "grid: next page"],
-  [["V"], "show the labels of a row before choosing"], [["B"], "accept the suggestions of a pair of classes"], [["P"], "progress: the share of right labels, and when to stop"],
+  [["V"], "show the labels of a row before choosing"], [["B"], "accept the suggestions of a pair of classes"], [["D"], "copies side by side: 1 … 9 keeps one, the others are dropped"], [["P"], "progress: the share of right labels, and when to stop"],
   [["F"], "filters and order (Esc to leave)"], [["E"], "export"], [["?"], "this list"],
 ];
 
@@ -718,7 +724,7 @@ function onKey(event) {
   const many = view === "many";
   const keys = {
     k: () => act("keep"), a: () => !$("accept").disabled && act("accept"), u: () => act("unsure"), s: () => act("skip"), z: undo, c: openPicker,
-    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: () => !session.person && exportAll(), "?": () => $("keys").showModal(), v: reveal, b: () => !session.person && openBulk(), p: openCurve,
+    g: () => setView(many ? "one" : "many"), f: toggleFilters, e: () => !session.person && exportAll(), "?": () => $("keys").showModal(), v: reveal, b: () => !session.person && openBulk(), p: openCurve, d: openCopies,
     arrowleft: () => (many ? moveFocus(-1) : enqueue(showPrevious)), arrowright: () => (many ? moveFocus(1) : enqueue(() => current < items.length && showNext())),
     ...(many && { arrowup: () => moveFocus(-columns()), arrowdown: () => moveFocus(columns()), x: selectAll, n: () => !allFetched && nextPage(),
       " ": () => { const i = [...$("tiles").children].indexOf(document.activeElement); if (i >= 0) choose(i, event.shiftKey); else return false; } }),
@@ -737,6 +743,7 @@ async function start() {
   for (const id of ["given", "suggested"]) $(id).append(...session.classes.map((c) => make("option", { value: c, textContent: c })));
   document.body.classList.toggle("plain", !session.audited);
   $("bulk").hidden = !session.audited || Boolean(session.person);
+  startCopies();
   $("curve").hidden = !session.has_posterior && !session.people;
   $("person").hidden = !session.person;
   $("person").textContent = session.person;

@@ -1,0 +1,170 @@
+"""Copies side by side: what is dropped, and that exports, corrected data and the next training leave it out."""
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from review_helpers import Client, make_audited_items, make_copies, serve
+
+import warpi
+from warpi.audit.decisions import Choice, Store
+from warpi.cli.app import main
+from warpi.errors import UserError
+from warpi.noise.noise_file import read_noise_file
+from warpi.review.copies import Copies, copies_of
+from warpi.review.correct import apply_corrections, correct
+from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
+from warpi.review.items import Items
+from warpi.training.task import make_task
+
+
+@pytest.fixture
+def items() -> Items:
+    """Labels: row + 1 modulo 3. Group 0 agrees, group 1 contradicts itself, group 2 contradicts a row of a test set."""
+    return make_copies(make_audited_items(12, ("cat", "dog", "emu")), [[0, 3], [1, 2, 4], [7]], {0: 2})
+
+
+@pytest.fixture
+def client(items: Items, tmp_path: Path) -> Iterator[Client]:
+    with serve(items, tmp_path) as connected:
+        yield connected
+
+
+def keep(client: Client, at: int, step: str = "s", **seen: int) -> tuple[int, Any, dict[str, str]]:
+    body = {"tab": "t", "step": step, "at": at, "seen": {row.removeprefix("row"): id for row, id in seen.items()}}
+    return client.ask("POST", "/api/copies", body)
+
+
+def test_groups_come_in_the_order_of_their_urgency(items: Items) -> None:
+    copies = copies_of(items)
+    assert copies is not None
+    assert list(copies.groups) == [2, 1, 0]
+    members = copies.members(2)
+    assert [(m.part, m.row, m.in_data, m.can_keep) for m in members] == [
+        ("train", 7, True, False),
+        ("test", 0, False, True),
+    ]
+    assert copies_of(replace(items, audit=None)) is None
+    with pytest.raises(UserError, match="other data"):
+        copies_of(replace(items, test=None))
+
+
+def test_one_key_keeps_one_and_undo_takes_it_back(client: Client) -> None:
+    store = client.server.review.store
+    assert client.ask("GET", "/api/session")[1]["copies"] == 3
+    before = client.ask("GET", "/api/copies/1")[1]
+    assert [m["given"] for m in before["members"]] == ["emu", "cat", "emu"]
+    status, answer, _ = keep(client, 2)
+    assert status == 200
+    assert {row: state["state"] for row, state in answer["done"].items()} == {
+        "1": "dropped",
+        "2": "kept",
+        "4": "dropped",
+    }
+    assert answer["counts"]["all"]["dropped"] == 2
+    groups = client.ask("GET", "/api/copies")[1]["groups"]
+    assert groups == [{"group": 2, "open": True}, {"group": 1, "open": False}, {"group": 0, "open": True}]
+    assert client.ask("GET", "/api/items?state=dropped")[1]["total"] == 2
+    assert keep(client, 2, "s2")[1]["refused"], "the rows were decided since the person saw them"
+    client.ask("POST", "/api/undo", {"tab": "t", "step": "u"})
+    assert store.current_decisions() == {}
+
+    assert list(keep(client, 0, "s3")[1]["done"]) == ["3"], "the label of a kept row is decided only if labels differ"
+    seen = {f"row{d.row}": d.id for d in store.current_decisions().values()}
+    done = keep(client, 3, "s4", **seen)[1]["done"]
+    assert {row: state["state"] for row, state in done.items()} == {"0": "dropped", "3": "skipped"}, "another choice"
+
+
+def test_a_copy_in_the_test_set_stays(client: Client) -> None:
+    status, answer, _ = keep(client, 7)
+    assert status == 409
+    assert "cannot be kept" in answer["error"]
+    assert keep(client, 12)[1]["done"]["7"]["state"] == "dropped"
+    assert client.ask("GET", "/copy/12")[0] == 200
+    assert client.ask("GET", "/copy/99")[0] == client.ask("GET", "/api/copies/9")[0] == 404
+    assert keep(client, 9999)[0] == keep(client, -1)[0] == 409
+    assert client.ask("POST", "/api/copies", {"tab": "t", "step": "x", "at": 1, "seen": {"1": "x"}})[0] == 400
+
+
+def test_people_do_not_see_copies(items: Items, tmp_path: Path) -> None:
+    with serve(items, tmp_path, people=("ann", "bob")) as client:
+        ann = Client(client.server, "ann")
+        assert ann.ask("GET", "/api/session")[1]["copies"] == 0
+        assert ann.ask("GET", "/api/copies")[0] == ann.ask("GET", "/copy/12")[0] == 403
+        assert client.ask("GET", "/api/copies")[0] == 200
+
+
+def decide(items: Items, folder: Path, *kept: int) -> dict[int, Any]:
+    copies = copies_of(items)
+    assert isinstance(copies, Copies)
+    with closing(Store(folder / "d.sqlite", items.identity)) as store:
+        for at in kept:
+            store.decide(copies.keep(at, {}, {}), "t", f"copies-{at}")
+        return dict(store.current_decisions())
+
+
+def test_dropped_rows_are_left_out_of_exports_and_of_the_next_task(items: Items, tmp_path: Path) -> None:
+    decisions = decide(items, tmp_path, 2, 0)
+    assert dropped_rows(items, decisions) == [1, 3, 4]
+    rows = [int(cells["row"]) for cells in csv.DictReader(corrected_csv(items, decisions).splitlines())]
+    assert rows == [0, 2, *range(5, 12)]
+    file = write_corrected(items, decisions, tmp_path / "labels.json")
+    assert json.loads(file.read_text())["dropped"] == [1, 3, 4]
+    assert read_noise_file(file, items.dataset).dropped.tolist() == [1, 3, 4]
+    assert write_corrected(items, decisions, file) == file
+    with pytest.raises(UserError, match="different content"):
+        write_corrected(items, {}, file)
+    task, truth = make_task(items.dataset, f"given:{file}", test=0.2, val=0.2)
+    assert task.val is not None
+    assert truth.test is not None
+    used = torch.cat([split.rows for split in (task.train, task.val, truth.test)])
+    assert used.sort().values.tolist() == rows
+    later = replace(items, dropped_before=frozenset({1, 3, 4}))
+    assert dropped_rows(later, {}) == [1, 3, 4], "the next review does not bring them back"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "dropped": [99]}))
+    with pytest.raises(UserError, match="'dropped' must hold rows of the data"):
+        read_noise_file(file, items.dataset)
+
+
+def test_corrections_count_the_rows_that_are_left(items: Items, tmp_path: Path) -> None:
+    assert items.audit is not None
+    without = apply_corrections(items, items.audit, {})
+    corrections = apply_corrections(items, items.audit, decide(items, tmp_path, 2, 0))
+    assert corrections.dropped == (1, 3, 4)
+    assert corrections.after.n == without.after.n - 3
+    assert corrections.after.rate < without.after.rate
+    assert "3 rows are left out, because a copy is kept" in str(corrections)
+
+
+def test_correct_writes_a_table_without_the_dropped_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)) + 4 * (np.arange(60) % 2)[:, None]
+    x[1] = x[0]
+    lines = [",".join([*(f"{v:.4f}" for v in row), "ab"[i % 2], str(int(20 <= i < 32))]) for i, row in enumerate(x)]
+    data = tmp_path / "t.csv"
+    data.write_text("\n".join(["f,g,h,label,trusted", *lines]) + "\n")
+    run = tmp_path / "run"
+    warpi.fit(run, data=str(data), method="ce", net="linear", epochs=1, quiet=True, device="cpu")
+    warpi.audit.audit(run, folds=0)
+    items = correct(run).items
+    copies = copies_of(items)
+    assert copies is not None
+    with closing(Store(run / "review" / "decisions.sqlite", items.identity)) as store:
+        choices = copies.keep(copies.found.position_of(np.array([0]))[0], {}, {})
+        assert choices == [Choice(0, 0, "keep", "a", "a", None), Choice(1, 0, "unsure", None, "b", None)]
+        store.decide(choices, "t", "copies-1")
+    for suffix in ("csv", "parquet"):
+        assert main(["correct", str(run), "--out", str(tmp_path / f"c.{suffix}")]) == 0
+        assert "1 rows are left out" in capsys.readouterr().out
+        dataset, _ = warpi.load_dataset(str(tmp_path / f"c.{suffix}"))
+        assert len(dataset.y) == 59
+    assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
+    assert "1 rows are left out, because a copy of them was kept" in (tmp_path / "page" / "report.html").read_text()
