@@ -133,6 +133,7 @@ def main() -> None:
         with served(photos(at), at / "zero") as link:
             grid = "g Space ArrowRight Space ArrowRight Space A ArrowRight Space ArrowRight Space"
             take_screenshot(browser, link, out / "review-photos.jpg", grid, (1280, 720))
+            take_screenshot(browser, link, out / "review-copies.jpg", "d", (1280, 720))
         with served(digits(at), at / "one") as link:
             take_screenshot(browser, link, out / "review.png", "a a a a", laptop)
             take_screenshot(browser, link, out / "review-phone.png", "", phone, has_touch=True, is_mobile=True)

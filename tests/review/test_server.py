@@ -150,7 +150,7 @@ class TestSecurity:
 class TestPage:
     def test_assets_are_self_contained(self) -> None:
         paths = sorted(ASSETS.iterdir())
-        assert len(paths) == 4
+        assert len(paths) == 5
         for path in paths:
             text = path.read_text().replace("http://www.w3.org/2000/svg", "")
             assert not re.search(r"(https?:)?//[\w.-]+\.\w", text), path
@@ -201,8 +201,24 @@ class TestPage:
         for bad in ("state=gone", "scope=x", "given=x", "after=x", "limit=1.5"):
             assert client.ask("GET", f"/api/items?{bad}")[0] == 400
         counts = client.ask("GET", "/api/session")[1]["counts"]
-        assert counts["first"] == {"open": 4, "kept": 2, "changed": 1, "skipped": 0, "unsure": 1, "accepted": 0}
-        assert counts["all"] == {"open": 15, "kept": 2, "changed": 1, "skipped": 1, "unsure": 1, "accepted": 0}
+        assert counts["first"] == {
+            "open": 4,
+            "kept": 2,
+            "changed": 1,
+            "skipped": 0,
+            "unsure": 1,
+            "accepted": 0,
+            "dropped": 0,
+        }
+        assert counts["all"] == {
+            "open": 15,
+            "kept": 2,
+            "changed": 1,
+            "skipped": 1,
+            "unsure": 1,
+            "accepted": 0,
+            "dropped": 0,
+        }
 
     def test_concurrent_tabs_lose_nothing(self, client: Client) -> None:
         """Two tabs decide at the same time, some rows twice: the first decision stays and the second is refused."""

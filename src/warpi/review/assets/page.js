@@ -540,9 +540,9 @@ function exportAll() {
       text.replaceChildren(
         make("p", {}, make("b", { textContent: "Corrected labels of all rows: " }), make("code", { textContent: made.corrected }), " (", make("a", { href: "/api/corrected.csv", textContent: "download" }), ")"));
       if (made.size) text.append(make("p", {}, make("b", { textContent: `${made.size} trusted examples: ` }), make("code", { textContent: made.path })));
-      else text.append(make("p", { className: "muted", textContent: "No trusted examples: the decided rows looked suspicious, so they do not represent the data. Their corrected labels are used." }));
+      else text.append(make("p", { className: "muted", textContent: "No trusted examples: the decided rows were chosen, not drawn at random, so they do not represent the data. Their corrected labels are used." }));
       if (made.missing?.length) text.append(make("p", { className: "note", textContent: `No trusted example yet of: ${short(made.missing)}.` }));
-      if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they looked suspicious, so they do not represent the data.` }));
+      if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they were chosen, not drawn at random, so they do not represent the data.` }));
       const accepted = session.counts.all.accepted;
       if (accepted) text.append(make("p", { className: "muted", textContent: `${rowsOf(accepted)} with accepted suggestions: the labels are corrected, but nobody has checked them.` }));
       if (made.dropped) text.append(make("p", { textContent: `${rowsOf(made.dropped)} ${made.dropped === 1 ? "is" : "are"} left out of these files and of the training, because you kept a copy.` }));
