@@ -84,7 +84,7 @@ def a_review() -> Review:
     """Three decisions about 100 rows, and one accepted suggestion."""
     shares = np.array([0.6, 0.7, 0.75, 0.8])
     progress = Progress(100, shares, shares + 0.1, next_gain=3.0, n_random=2, n_new=3)
-    counts = {"kept": 1, "changed": 2, "skipped": 0, "unsure": 0, "accepted": 1}
+    counts = {"kept": 1, "changed": 2, "skipped": 0, "unsure": 0, "accepted": 1, "dropped": 0}
     return Review(counts, progress, Rate(100, 40.0, None, None, 2), Rate(100, 20.0, 15.0, 28.0, 25))
 
 
