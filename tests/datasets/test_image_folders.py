@@ -25,7 +25,8 @@ from warpi.data.examples import TensorExamples
 from warpi.data.image_files import FileExamples, load_images
 from warpi.data.loader import Loader
 from warpi.data.split import Split
-from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
+from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.web_images import ANIMAL10N, CLOTHING1M, animal10n, clothing1m, food101n, mini_webvision
 from warpi.errors import UserError
 from warpi.training.task import make_task

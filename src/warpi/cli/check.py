@@ -173,13 +173,13 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
 
 
 def _inspect_data_file(path: Path) -> Iterator[Finding]:
-    from warpi.datasets.image_folders import is_manifest
+    from warpi.datasets.image_lists import LISTS, is_manifest
     from warpi.datasets.text_files import check_suffix, reading
 
     suffix = check_suffix(path, (".csv", ".tsv", ".parquet", ".npz", ".npy"))
     with reading(path), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    listed = suffix in (".csv", ".tsv") and is_manifest(path)
+    listed = suffix in LISTS and is_manifest(path)
     yield Finding("kind", f"{'a list of images' if listed else f'a {suffix} file'}, {path.stat().st_size:,} bytes")
     yield Finding("sha256", digest)
     if listed:
@@ -190,15 +190,14 @@ def _inspect_data_file(path: Path) -> Iterator[Finding]:
 
 def _paths_that_leave(path: Path) -> Iterator[Finding]:
     """The paths of a list of images that are outside of its folder; `warpi fit` refuses them."""
-    from warpi.datasets.text_files import read_cells
+    from warpi.datasets.image_lists import Manifest
 
-    names, rows, lines = read_cells(path)
-    column = [name.strip().lower() for name in names].index("path")
+    manifest = Manifest.read(path, ("path",))
     top = os.path.realpath(path.parent)
-    for row, line in zip(rows, lines, strict=True):
-        target = os.path.realpath(os.path.join(top, row[column].replace("\0", "")))  # a name cannot hold it
+    for row, file in enumerate(manifest.columns["path"]):
+        target = os.path.realpath(os.path.join(top, file.replace("\0", "")))  # a name cannot hold it
         if not target.startswith(os.path.join(top, "")):
-            yield Finding("refers to", f"line {line}: {row[column]} is outside of {path.parent}", True)
+            yield Finding("refers to", f"{manifest.where(row)}: {file} is outside of {path.parent}", True)
 
 
 def _links_that_leave(path: Path) -> Iterator[Finding]:

@@ -1,8 +1,11 @@
 """`warpi predict`, `warpi embed` and `warpi convert`. Imports that load torch wait until the command runs."""
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 from warpi.cli.data_flags import add_copied_columns, read_names
+from warpi.errors import UserError
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import say
 
@@ -68,14 +71,21 @@ def convert(argv: list[str]) -> None:
     parser = Parser(
         "warpi convert",
         "Turn a table that does not fit into memory (.csv, .tsv, .parquet) into a .npy file of features, block by "
-        "block. `warpi fit --data OUT.npy` leaves them in the file; trusted and new rows may still be tables.",
+        "block. `warpi fit --data OUT.npy` leaves them in the file; trusted and new rows may still be tables. "
+        "With --out FILE.parquet, turn a folder or a list of images into a list that is read faster.",
     )
     parser.add_argument(
-        "data", metavar="TABLE", help="one example per row; or a folder of .parquet or saved by `datasets`"
+        "data",
+        metavar="DATA",
+        help="a table, or a folder of .parquet or saved by `datasets`; or a folder or a list of images",
     )
     parser.add(
-        "--out FILE.npy", "features to write; labels and columns get names that start like it", Path, required=True
+        "--out FILE",
+        "a .npy file of features (labels and columns get names that start like it), or a .parquet list of images",
+        Path,
+        required=True,
     )
+    parser.add("--root FOLDER", "folder in which the paths of a list of images start (default: that of the list)", Path)
     parser.add("--label COLUMN", "column with the labels (default: label)")
     parser.add("--drop A,B,...", "columns to ignore")
     parser.add("--types A=KIND,...", "kinds of columns: number, category or date (default: by their content)")
@@ -84,6 +94,11 @@ def convert(argv: list[str]) -> None:
     parser.add("--unknown ignore|error", "ignore unknown values, or refuse them (default: ignore)", default="ignore")
     parser.add("--quiet", "print nothing but errors")
     given = parser.read(argv)
+    if given["out"].suffix == ".parquet":
+        _convert_images(given)
+        return
+    if given["root"] is not None:
+        raise UserError("--root is for lists of images; give --out FILE.parquet, or leave it out")
     from warpi.datasets.columns.convert import convert_table
     from warpi.datasets.columns.encode import TableOptions
 
@@ -95,3 +110,20 @@ def convert(argv: list[str]) -> None:
     if not given["quiet"]:
         say(f"{done.path}: {done.n_rows:,} rows of {done.n_features} features")
         say(f"train on them with: warpi fit --data {done.path} --out DIR")
+
+
+def _convert_images(given: dict[str, Any]) -> None:
+    from warpi.datasets.image_folders import convert_images
+    from warpi.datasets.load import has_images
+
+    data, out = Path(given["data"]), given["out"]
+    if not has_images(given["data"]):
+        raise UserError(f"{data} is not a folder or a list of images; a table becomes features: give --out FILE.npy")
+    unused = [name for name in ("drop", "types", "like") if given[name]]
+    if unused:
+        raise UserError(f"--{unused[0]} is for tables, but {data} holds images; leave it out")
+    n, base = convert_images(data, out, root=given["root"], label=given["label"])
+    if not given["quiet"]:
+        root = "" if base == out.parent else f" --root {shlex.quote(str(base))}"
+        say(f"{out}: {n:,} images, with paths relative to {base}")
+        say(f"train on them with: warpi fit --data {out}{root} --out DIR")

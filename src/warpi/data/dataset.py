@@ -1,6 +1,6 @@
 """A data set as the readers return it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Files(NamedTuple):
     """The image files of a data set."""
 
     root: str
-    paths: tuple[str, ...]  # [N] relative to root, or absolute
+    paths: Sequence[str]  # [N] relative to root, or absolute
     top: str | None = None  # the folder that was given as the data, if it contains root
 
 
@@ -25,7 +25,7 @@ class NewInputs(NamedTuple):
 
     examples: Examples
     labels: Mapping[str, Tensor]  # known labels by the name of their column; each [N], -1 unknown
-    paths: tuple[str, ...] | None = None  # [N] of image files, as they were listed
+    paths: Sequence[str] | None = None  # [N] of image files, as they were listed
     rows: Tensor | None = None  # [N] their positions in the new data if some were left out; None: 0..N-1
     unread: int = 0  # number of those that were left out, since they cannot be read
 

@@ -1,12 +1,11 @@
 """Image data sets on disk: one folder per class, or a manifest that lists the images."""
 
-import csv
 import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +14,12 @@ from warpi.data.dataset import Dataset, Files, NewInputs
 from warpi.data.decode import SUFFIXES
 from warpi.data.examples import Examples
 from warpi.data.image_files import PHOTO, FileExamples, default_size, load_images, stored_size
+from warpi.datasets.image_lists import Manifest, PathList, find_repeated, take_paths, write_list
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_columns, warn_old_name
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
-from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list, warn_once
+from warpi.datasets.text_files import reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
-from warpi.utils.limits import check_regular, limit, refuse
+from warpi.utils.limits import limit, refuse
 from warpi.utils.links import check_links
 
 logger = logging.getLogger("warpi.datasets")
@@ -38,7 +38,8 @@ class ImageList(NamedTuple):
     y: Sequence[int] | Tensor
 
     def examples(self, size: int) -> FileExamples:
-        return FileExamples(str(self.root), tuple(self.paths), size)
+        paths = self.paths if isinstance(self.paths, PathList) else tuple(self.paths)
+        return FileExamples(str(self.root), paths, size)
 
 
 def read_folder(
@@ -170,18 +171,6 @@ def _find_images(path: Path, name: str, unread: Counter[str], allowed: Sequence[
     return images
 
 
-def is_manifest(path: Path) -> bool:
-    """Whether the file is a csv or tsv whose first line names a column `path`: a list of images, not a table."""
-    check_regular(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")
-    except (OSError, UnicodeDecodeError):
-        return False
-    names = next(csv.reader([line], delimiter=detect_separator(line), skipinitialspace=True), [])
-    return "path" in (name.strip().lower() for name in names)
-
-
 def read_manifest(
     path: Path,
     *,
@@ -192,7 +181,7 @@ def read_manifest(
     in_memory: bool | None = None,
     like: Dataset | None = None,
 ) -> Dataset:
-    """Read a csv or tsv with one row per image: `path`, `label`, and optionally `clean_label`, `trusted`, `split`.
+    """Read a csv, tsv or parquet with one row per image: `path`, `label`, maybe `clean_label`, `trusted`, `split`.
 
     docs/data.md describes the columns. Paths are relative to `root`, by default the folder of the manifest, and may not
     leave it. Rows of test and trusted have their clean label if there is one. Classes are numbered by name (numbers by
@@ -200,42 +189,32 @@ def read_manifest(
     """
     root = root or path.parent
     label = (label or "label").strip().lower()
-    manifest = _Manifest.read(path, required=("path", label))
-    top = os.path.join(os.path.abspath(root), "")
-    paths = [_relative_path(manifest.at(i), cell, top) for i, cell in enumerate(manifest.columns["path"])]
+    manifest = Manifest.read(path, required=("path", label))
+    paths = _relative_paths(manifest, os.path.join(os.path.abspath(root), ""))
     check_links(root, paths, (root, *_folders_of(like)))
-    first_row: dict[str, int] = {}
-    for i, file in enumerate(paths):
-        if (j := first_row.setdefault(file, i)) != i:
-            raise UserError(f"{manifest.at(i)}: path {file!r} is also on line {manifest.lines[j]}; keep one of the two")
+    if repeated := find_repeated(paths):
+        i, j = repeated
+        raise UserError(f"{manifest.at(i)}: path {paths[i]!r} is also on {manifest.where(j)}; keep one of the two")
     texts = {**manifest.columns}
     for name in {label, *LABEL_COLUMNS} & texts.keys():
         texts[name] = normalize_labels(texts[name])
     labels = read_label_columns(texts, label, path, manifest.at, classes=classes, blank_split="train")
     if len(labels.classes) < 2:
         raise UserError(f"{path} holds only one class, {labels.classes[0]!r}; at least two are needed")
-    lists = {part: ImageList(root, [paths[i] for i in rows], labels.labels(part)) for part, rows in labels.rows.items()}
+    lists = {part: ImageList(root, take_paths(paths, rows), labels.labels(part)) for part, rows in labels.rows.items()}
     return make_image_dataset(path.stem, labels.classes, size, in_memory, lists, **labels.facts())
 
 
-class _Manifest(NamedTuple):
-    """The cells of a manifest."""
+def _relative_paths(manifest: Manifest, top: str) -> Sequence[str]:
+    """The paths of a list, relative to the folder `top`."""
+    cells = manifest.columns["path"]
 
-    path: Path
-    lines: list[int]
-    columns: dict[str, list[str]]  # by lower-case name
+    def normalize(row: int, cell: str) -> str:
+        return _relative_path(manifest.at(row), cell, top)
 
-    def at(self, row: int) -> str:
-        return f"{self.path} line {self.lines[row]}"
-
-    @classmethod
-    def read(cls, path: Path, required: tuple[str, ...]) -> "_Manifest":
-        names, rows, lines = read_cells(path)
-        names = check_column_names(path, map(str.lower, names))
-        for name in required:
-            if name not in names:
-                raise UserError(f"{path} has no column {name!r}; its columns are: {shorten_list(names)}")
-        return cls(path, lines, {name: [row[j] for row in rows] for j, name in enumerate(names)})
+    if isinstance(cells, PathList) and os.sep == "/":
+        return cells.replace_odd(normalize)
+    return [normalize(row, cell) for row, cell in enumerate(cells)]
 
 
 def _relative_path(where: str, cell: str, top: str) -> str:
@@ -274,8 +253,8 @@ def _read_new_manifest(path: Path, root: Path | None, size: int, classes: tuple[
 
     Relative paths start in the folder of the manifest, or in `root` if none of them exists there.
     """
-    manifest = _Manifest.read(path, required=("path",))
-    paths = tuple(manifest.columns["path"])
+    manifest = Manifest.read(path, required=("path",))
+    paths = manifest.columns["path"]
     if "" in paths:
         raise UserError(f"{manifest.at(paths.index(''))}: the path is empty")
     if root is None or any(os.path.exists(path.parent / file) for file in paths):
@@ -286,6 +265,27 @@ def _read_new_manifest(path: Path, root: Path | None, size: int, classes: tuple[
         if name in manifest.columns
     }
     return NewInputs(ImageList(root, paths, []).examples(size), labels, paths)
+
+
+def convert_images(data: Path, out: Path, *, root: Path | None = None, label: str | None = None) -> tuple[int, Path]:
+    """Write a folder of images or a list of them to `out`, a .parquet list. No image is opened.
+
+    The paths in it are relative to the folder of `out` if that contains the images, otherwise to the folder of the
+    images. Returns their number and this folder.
+    """
+    if out.suffix != ".parquet" or out.exists():
+        raise UserError(f"--out {out}: " + ("exists; delete it first" if out.exists() else "give a name in .parquet"))
+    top = data if data.is_dir() else root or data.parent
+    if data.is_dir() and Path(os.path.abspath(out)).is_relative_to(os.path.abspath(data)):
+        raise UserError(
+            f"--out {out} is inside {data}, which could no longer be read as a folder of images; write beside it"
+        )
+    options: dict[str, Any] = {"size": PHOTO, "in_memory": False}
+    dataset = read_folder(data, **options) if data.is_dir() else read_manifest(data, root=root, label=label, **options)
+    base = out.parent if Path(os.path.abspath(top)).is_relative_to(os.path.abspath(out.parent)) else top
+    write_list(dataset, out, base)
+    splits = (dataset, dataset.test, dataset.meta)
+    return sum(len(split.y) for split in splits if split is not None), base
 
 
 def make_image_dataset(
@@ -319,7 +319,7 @@ def make_image_dataset(
             examples, kept[part] = load_images(images.examples(size))
             y = y[kept[part]]
         parts[part] = examples, y
-    paths = zip(lists["train"].paths, kept["train"].tolist(), strict=True)
+    paths = take_paths(lists["train"].paths, kept["train"].nonzero()[:, 0].tolist())
 
     def keep(values: Tensor | None, part: str = "train") -> Tensor | None:
         return None if values is None else values[kept[part]]
@@ -334,7 +334,5 @@ def make_image_dataset(
         given=keep(given),
         meta_given=keep(meta_given, "trusted"),
         before_audit=keep(before_audit),
-        files=Files(
-            str(lists["train"].root), tuple(path for path, readable in paths if readable), str(top) if top else None
-        ),
+        files=Files(str(lists["train"].root), paths, str(top) if top else None),
     )

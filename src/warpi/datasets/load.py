@@ -20,7 +20,8 @@ from warpi.datasets.embedding.dataset import embed_second, read_features, read_n
 from warpi.datasets.embedding.folder import is_features
 from warpi.datasets.hugging_face.images import read_new_saved_images, read_saved_images
 from warpi.datasets.hugging_face.saved import find_image_column, is_dataset, is_saved, plain_path, store_objects
-from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
+from warpi.datasets.image_lists import LISTS, is_manifest
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
 from warpi.datasets.text_files import reading
@@ -121,7 +122,7 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
 def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
-    is_image_list = path.suffix.lower() in (".csv", ".tsv") and "path" not in map(str.lower, drop) and is_manifest(path)
+    is_image_list = path.suffix.lower() in LISTS and "path" not in map(str.lower, drop) and is_manifest(path)
     is_other = is_features(path) or is_saved(path) or is_text_folder(path)
     return (path.is_dir() and not is_other) or is_image_list
 
@@ -227,6 +228,6 @@ def _size_error(data: object) -> UserError:
 
 def _drop_error(data: object) -> UserError:
     advice = "leave out --drop, which is for tables (.csv, .tsv, .parquet)"
-    if str(data).lower().endswith((".csv", ".tsv")):
+    if str(data).lower().endswith(LISTS):
         return UserError(f"{data} lists images in column 'path'; {advice}, or also drop 'path' to read it as a table")
     return UserError(f"{data} is not a table; {advice}")

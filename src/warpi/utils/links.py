@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from warpi.errors import UserError
 
 FOLLOW = "WARPI_FOLLOW_LINKS"
+_MANY = 100  # files of one folder
 
 
 def check_links(folder: Path, files: Iterable[str | Path], allowed: Sequence[Path]) -> None:
@@ -17,16 +19,21 @@ def check_links(folder: Path, files: Iterable[str | Path], allowed: Sequence[Pat
     if os.environ.get(FOLLOW, "") not in ("", "0"):
         return
     tops = tuple(os.path.join(os.path.realpath(top), "") for top in allowed)
-    checked: set[str] = set()  # folders inside
+    top = os.fspath(folder)
+    n_files: dict[str, int] = {}  # in the folders inside
+    plain: dict[str, set[str]] = {}  # the names in a folder with many of the files, without those of links
     for file in files:
-        path = os.path.join(folder, file)
+        path = os.path.join(top, file)
         if "\0" in path:  # no file has such a name, as its reader will say
             continue
-        parent = os.path.dirname(path)
-        if parent not in checked:
+        parent, name = os.path.split(path)
+        if parent not in n_files:
             _check_target(parent, tops)
-            checked.add(parent)
-        if os.path.islink(path):
+        n = n_files[parent] = n_files.get(parent, 0) + 1
+        if n == _MANY:
+            with suppress(OSError), os.scandir(parent) as entries:  # faster than a question per file
+                plain[parent] = {entry.name for entry in entries if not entry.is_symlink()}
+        if name not in plain.get(parent, ()) and os.path.islink(path):
             _check_target(path, tops)
 
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from warpi.data.numeric import Columns, needs_float64
 from warpi.datasets.columns.choose import Notes
 from warpi.datasets.columns.encode import TableOptions, encode_table
-from warpi.datasets.columns.raw import Raw, Table, Words
+from warpi.datasets.columns.raw import LabelCollector, Raw, Table, Words
 from warpi.datasets.columns.table_blocks import TableBlocks
 from warpi.datasets.label_columns import LABEL_COLUMNS, find_trusted_column
-from warpi.datasets.labels import CodedLabels, blank_missing, check_counts, normalize_labels, parse_marks, sort_classes
+from warpi.datasets.labels import CodedLabels, blank_missing, check_counts, parse_marks, sort_classes
 from warpi.datasets.tables import check_same_columns, choose_columns
 from warpi.datasets.text_files import is_number
 from warpi.errors import UserError, blame_file, missing_package
@@ -109,31 +109,12 @@ def convert_table(
     return Converted(out, n, columns.width)
 
 
-class _Labels:
-    """The cells of a label column, collected block by block as codes."""
-
-    def __init__(self) -> None:
-        self.index: dict[str, int] = {}
-        self.parts: list[NDArray[np.int32]] = []
-
-    def add(self, raw: Raw) -> None:
-        coded = (
-            CodedLabels(tuple(raw.words), raw.codes.astype(np.int64)) if isinstance(raw, Words) else CodedLabels.of(raw)
-        )
-        used, codes = np.unique(coded.codes, return_inverse=True)  # a name without rows is not a class
-        places = [self.index.setdefault(coded.texts[k], len(self.index)) for k in used.tolist()]
-        self.parts.append(np.array(places, np.int32)[codes])
-
-    def finish(self) -> CodedLabels:
-        return CodedLabels(tuple(normalize_labels(self.index)), np.concatenate(self.parts).astype(np.int64))
-
-
 def _scan(source: TableBlocks) -> tuple[dict[str, CodedLabels], Table, int, int]:
     """The labels of all rows, every k-th row, the number of rows, and k."""
     import pyarrow as pa
 
     names = [name for name in (source.label, *LABEL_COLUMNS) if name in source.names and name not in source.drop]
-    labels = {name: _Labels() for name in dict.fromkeys(names)}
+    labels = {name: LabelCollector() for name in dict.fromkeys(names)}
     kept: list[Any] = []
     n, step, n_kept = 0, 1, 0
     for block in source.blocks():

@@ -15,6 +15,7 @@ from warpi.data.numeric import Columns, NumberColumn
 from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
+from warpi.datasets.labels import CodedLabels, normalize_labels
 from warpi.datasets.text_files import (
     GAPS,
     NEEDS_ROWS,
@@ -56,6 +57,25 @@ class Words(NamedTuple):
 
 Raw = NDArray[Any] | Words
 """A column as it was read: numbers [N], dates [N] (datetime64), vectors [N, D], or text."""
+
+
+class LabelCollector:
+    """The cells of a label column, collected block by block as codes."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, int] = {}
+        self.parts: list[NDArray[np.int32]] = []
+
+    def add(self, raw: Raw) -> None:
+        coded = (
+            CodedLabels(tuple(raw.words), raw.codes.astype(np.int64)) if isinstance(raw, Words) else CodedLabels.of(raw)
+        )
+        used, codes = np.unique(coded.codes, return_inverse=True)  # a name without rows is not a class
+        places = [self.index.setdefault(coded.texts[k], len(self.index)) for k in used.tolist()]
+        self.parts.append(np.array(places, np.int32)[codes])
+
+    def finish(self) -> CodedLabels:
+        return CodedLabels(tuple(normalize_labels(self.index)), np.concatenate(self.parts).astype(np.int64))
 
 
 class Table(NamedTuple):

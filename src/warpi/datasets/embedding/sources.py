@@ -16,7 +16,8 @@ from warpi.data.split import Split
 from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.hugging_face.extract import extract_images
 from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
-from warpi.datasets.image_folders import is_manifest, read_folder, read_manifest, read_new_images
+from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
+from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
@@ -111,7 +112,7 @@ def list_source(
     if path.suffix.lower() not in _TABLES:
         kinds = "a folder of images or .txt files, a .csv, .tsv or .parquet file, or hf:FOLDER"
         raise UserError(f"cannot embed {path}; give {kinds}")
-    if path.suffix.lower() != ".parquet" and text is None and is_manifest(path):
+    if text is None and is_manifest(path):
         options: dict[str, Any] = {"root": root, "label": label, "classes": classes, "in_memory": False, "like": like}
         return _from_images(read_manifest(path, size=_FIRST_SIDE, **options))
     return _from_table(path, text or "text", label or "label", classes)
@@ -147,7 +148,7 @@ def list_new(
         assert new.paths is not None
         labels = {name: tuple(y.tolist()) for name, y in new.labels.items()}
         folder = os.path.abspath(new.examples.root)
-        return Source(path.name, kind, folder, new.paths, {"train": len(new.paths)}, classes, labels=labels)
+        return Source(path.name, kind, folder, tuple(new.paths), {"train": len(new.paths)}, classes, labels=labels)
     if path.is_dir() and not is_saved(path):
         files = sorted(_find_texts(path))
         if not files:

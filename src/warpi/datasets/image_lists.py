@@ -1,0 +1,252 @@
+"""Lists of images: .csv, .tsv and .parquet files with a column `path`."""
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Examples
+from warpi.data.image_files import FileExamples
+from warpi.data.split import Split
+from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
+from warpi.datasets.columns.raw import LabelCollector, Table, read_arrow
+from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS
+from warpi.datasets.labels import MARK_NAMES
+from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
+from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
+from warpi.utils.limits import check_expansion, check_regular
+
+LISTS = (".csv", ".tsv", ".parquet")
+_ROWS = 65_536  # that are read together
+_ODD = r"^$|^[/.]|/[./]|/$"  # a path that may need `os.path.normpath`, or is not allowed
+
+
+class PathList(Sequence[str]):
+    """The paths of a list, as Arrow stores them: a Python object per path would take three times the memory."""
+
+    def __init__(self, texts: Any) -> None:
+        self._texts = texts  # a pyarrow array of large strings
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            texts: list[str] = self._texts.slice(start, max(0, stop - start)).to_pylist()
+            return texts[::step] if step > 0 else [self[i] for i in range(start, stop, step)]
+        text: str = self._texts[at].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _ROWS):
+            yield from self[start : start + _ROWS]
+
+    def take(self, rows: Sequence[int]) -> "PathList":
+        return PathList(self._texts.take(np.asarray(rows)))
+
+    def replace_odd(self, normalize: Callable[[int, str], str]) -> "PathList":
+        """The same list, in which `normalize` has replaced paths that are not in their shortest form."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        parts = []
+        for start in range(0, len(self), _ROWS):
+            part = self._texts.slice(start, _ROWS)
+            odd = compute.match_substring_regex(part, _ODD)
+            rows = np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist()
+            new = [normalize(start + i, part[i].as_py()) for i in rows]
+            parts.append(compute.replace_with_mask(part, odd, pa.array(new, pa.large_string())) if rows else part)
+        return PathList(pa.concat_arrays(parts))
+
+
+def take_paths(paths: Sequence[str], rows: Sequence[int]) -> Sequence[str]:
+    """Some paths of a list."""
+    if isinstance(paths, PathList):
+        return paths if len(rows) == len(paths) else paths.take(rows)  # they are ascending
+    return tuple(paths[i] for i in rows)
+
+
+def find_repeated(paths: Sequence[str]) -> tuple[int, int] | None:
+    """The first row with a path that an earlier row also has, and that row."""
+    hashes: NDArray[np.int64] = np.fromiter(map(hash, paths), np.int64, len(paths))
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    first_row: dict[str, int] = {}
+    for i in np.flatnonzero(counts[inverse] > 1).tolist():
+        if (j := first_row.setdefault(paths[i], i)) != i:
+            return i, j
+    return None
+
+
+class Manifest(NamedTuple):
+    """The cells of a list of images."""
+
+    path: Path
+    lines: Sequence[int] | None  # of a .csv or .tsv file
+    columns: dict[str, Sequence[str]]  # by lower-case name; of a .parquet file only paths and labels
+
+    def where(self, row: int) -> str:
+        return f"row {row}" if self.lines is None else f"line {self.lines[row]}"
+
+    def at(self, row: int) -> str:
+        return f"{self.path} {self.where(row)}"
+
+    @classmethod
+    def read(cls, path: Path, required: Sequence[str]) -> "Manifest":
+        """Read a list with the `required` columns; the last one may be the label."""
+        if path.suffix.lower() == ".parquet":
+            return cls(path, None, _read_parquet(path, required))
+        names, rows, lines = read_cells(path)
+        names = _check_names(path, names, required)
+        return cls(path, lines, {name: [row[j] for row in rows] for j, name in enumerate(names)})
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is a list of images and not a table: one of its columns is called `path`, and holds texts."""
+    check_regular(path)
+    if path.suffix.lower() == ".parquet":
+        return _lists_paths(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")
+    except (OSError, UnicodeDecodeError):
+        return False
+    names = next(csv.reader([line], delimiter=detect_separator(line), skipinitialspace=True), [])
+    return "path" in (name.strip().lower() for name in names)
+
+
+def _lists_paths(path: Path) -> bool:
+    """Whether a .parquet file has a column `path` of texts. False if it cannot be read: its reader says why."""
+    try:
+        from pyarrow import parquet, types
+
+        with path.open("rb") as file:
+            schema = parquet.read_schema(file)
+    except (ImportError, OSError, *MALFORMED_ERRORS):
+        return False
+    kinds = [field.type for field in schema if field.name.strip().lower() == "path"]
+    values = [kind.value_type if types.is_dictionary(kind) else kind for kind in kinds]
+    return any(types.is_string(kind) or types.is_large_string(kind) for kind in values)
+
+
+def _check_names(path: Path, names: Sequence[str], required: Sequence[str]) -> list[str]:
+    names = check_column_names(path, map(str.lower, names))
+    for name in required:
+        if name not in names:
+            raise UserError(f"{path} has no column {name!r}; its columns are: {shorten_list(names)}")
+    return names
+
+
+def _read_parquet(path: Path, required: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The paths and labels of a .parquet file, read in blocks of rows."""
+    try:
+        import pyarrow as pa
+    except ImportError as e:
+        raise missing_package("pyarrow", "reading .parquet", "tables") from e
+    wanted = {"label", *required, *LABEL_COLUMNS, *GIVEN, *MARK_NAMES}
+    parts: list[Any] = []
+    try:
+        with reading(path), path.open("rb") as file:
+            reader, schema = open_parquet(path, file)
+            index = index_columns(schema)
+            stored = [name for name in schema.names if name not in index]
+            names = dict(zip(stored, _check_names(path, [name.strip() for name in stored], required), strict=True))
+            used = {old: name for old, name in names.items() if name in wanted}
+            labels = {name: LabelCollector() for name in used.values() if name != "path"}
+            for batch in reader.iter_batches(_ROWS, columns=list(used)):
+                block = spell_out(path, pa.Table.from_batches([batch]), schema)
+                for old, name in used.items():
+                    if name == "path":
+                        parts.append(_texts(path, block.column(old)))
+                        check_expansion(path, sum(part.nbytes for part in parts))
+                    else:
+                        table = Table(path, name, stored, {}, None, True)
+                        labels[name].add(read_arrow(table, name, block.column(old)))
+    except UserError:
+        raise
+    except MALFORMED_ERRORS as e:
+        raise UserError(f"{path}: not a readable parquet file ({first_line(e)})") from e
+    if not parts or not sum(map(len, parts)):
+        raise UserError(f"{path}: no rows")
+    columns: dict[str, Sequence[str]] = {"path": PathList(pa.concat_arrays(parts))}
+    return columns | {name: collected.finish().to_list() for name, collected in labels.items()}
+
+
+def _texts(path: Path, column: Any) -> Any:
+    """A column of paths as one array of large strings, '' for missing ones."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise UserError(f"{path}: column 'path' holds values of type {kind}, not texts; drop it to read a table")
+    column = compute.fill_null(column.cast(pa.large_string()), "")
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.large_string())
+
+
+def write_list(data: Dataset, out: Path, base: Path) -> None:
+    """Write a data set of image files as a .parquet list, with paths relative to the folder `base`."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as e:
+        raise missing_package("pyarrow", "writing .parquet", "tables") from e
+    unknown = torch.full_like(data.y, -1)
+    no_marks = torch.zeros_like(data.y, dtype=torch.bool)
+    train = Split(data.examples, torch.arange(len(data.y)), data.y)
+    facts = {"train": (data.clean, data.given, data.trusted)}
+    facts["test"] = (data.test.y if data.test and data.test_is_clean else None, None, None)
+    facts["trusted"] = (None, data.meta_given, None)
+    parts = [(name, split) for name, split in (("train", train), ("test", data.test), ("trusted", data.meta)) if split]
+
+    def join(place: int, default: Tensor) -> Tensor:
+        """The facts about the rows of all parts; `default` if nothing is known."""
+        known = [facts[name][place] for name, _ in parts]
+        return torch.cat(
+            [default[:1].expand(len(s)) if k is None else k for k, (_, s) in zip(known, parts, strict=True)]
+        )
+
+    def code(labels: Tensor) -> Any:
+        """Labels as Arrow stores classes; missing if unknown."""
+        codes = pa.array(labels.numpy(), pa.int32(), mask=(labels < 0).numpy())
+        return pa.DictionaryArray.from_arrays(codes, pa.array(data.classes))
+
+    columns = {"path": pa.concat_arrays([_below(split.examples, base) for _, split in parts])}
+    columns["label"] = code(torch.cat([split.y for _, split in parts]))
+    optional = {"clean_label": join(0, unknown), "given": join(1, unknown)}
+    columns |= {name: code(labels) for name, labels in optional.items() if bool((labels >= 0).any())}
+    if data.trusted is not None:
+        columns["trusted"] = pa.array(join(2, no_marks).numpy())
+    if len(parts) > 1:
+        columns["split"] = pa.array([name for name, split in parts for _ in range(len(split))]).dictionary_encode()
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        parquet.write_table(pa.table(columns), part, row_group_size=_ROWS)
+        os.replace(part, out)
+    except OSError as e:
+        raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _below(examples: Examples, base: Path) -> Any:
+    """The paths of image files relative to a folder that contains them, as an array of large strings."""
+    import pyarrow as pa
+
+    assert isinstance(examples, FileExamples)
+    prefix = os.path.relpath(examples.root, base)
+    prefix = "" if prefix == os.curdir else os.path.join(prefix, "")
+    starts = range(0, len(examples), _ROWS)
+    blocks = ([prefix + path for path in examples.paths[start : start + _ROWS]] for start in starts)
+    return pa.concat_arrays([pa.array(block, pa.large_string()) for block in blocks])
