@@ -172,12 +172,19 @@ def measure_sorted(folder: Path, n: int, repeat: int, parts: Collection[str]) ->
             keep(part, n, r, **train(path, folder / "run-sorted", TRAIN, classes=classes, shuffle=shuffle, seed=r))
 
 
-def measure_images(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:
-    listed = write_images(folder, n)
-    for r in range(repeat):
-        out = folder / "run-images"
-        shutil.rmtree(out, ignore_errors=True)
-        keep("images", n, r, **measure(FIRST_STEP, str(listed), str(out)))
+def measure_images(folder: Path, n: int, repeat: int, parts: Collection[str]) -> None:
+    """From a .csv list, from the .parquet list that `warpi convert` makes of it, and this conversion."""
+    listed, out = write_images(folder, n), folder / "run-images"
+    fast = listed.with_suffix(".parquet")
+    for r, part in product(range(repeat), ("convert images", "images", "images parquet")):
+        if not parts or part in parts:
+            shutil.rmtree(out, ignore_errors=True)
+            if part == "convert images":
+                fast.unlink(missing_ok=True)
+                keep(part, n, r, **measure(COMMAND, "convert", str(listed), "--out", str(fast)))
+            else:
+                data = listed if part == "images" else fast
+                keep(part, n, r, **measure(FIRST_STEP, str(data), str(out)))
 
 
 def measure_shuffling(folder: Path, n: int, repeat: int, _: Collection[str]) -> None:

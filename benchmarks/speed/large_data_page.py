@@ -17,6 +17,12 @@ NAMES = {
     "report": "report",
 }
 
+LISTS = {
+    "images": "first step from a `.csv` list",
+    "images parquet": "first step from a `.parquet` list",
+    "convert images": "`warpi convert` from `.csv` to `.parquet`",
+}
+
 
 def write_page(records: Sequence[dict[str, Any]]) -> None:
     for name, make in TABLES.items():
@@ -100,10 +106,13 @@ def sorted_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def images_table(records: Sequence[dict[str, Any]]) -> str:
-    lines = ["| Paths | Seconds to the first step | CPU seconds | Peak GiB |", "|---|---|---|---|"]
-    for r in (r for r in records if r["part"] == "images"):
-        lines.append(f"| {r['rows'] / 1e6:.0f} M | {r['wall_s']} | {r['cpu_s']} | {r['peak_gib']} |")
-    return "\n".join([*lines, "", made(records, {"images"})])
+    lines = ["| Paths | What | CPU seconds | Elapsed s | Load | Peak GiB |", "|---|---|---|---|---|---|"]
+    for r in sorted(
+        (r for r in records if r["part"] in LISTS), key=lambda r: (r["rows"], list(LISTS).index(r["part"]))
+    ):
+        values = f"{r['cpu_s']} | {r['wall_s']} | {r['load']} | {r['peak_gib']}"
+        lines.append(f"| {r['rows'] / 1e6:.2g} M | {LISTS[r['part']]} | {values} |")
+    return "\n".join([*lines, "", made(records, LISTS)])
 
 
 def made(records: Sequence[dict[str, Any]], parts: Any) -> str:

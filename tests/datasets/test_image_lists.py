@@ -21,14 +21,15 @@ from warpi.runs.fingerprints import fingerprint_data
 from warpi.utils import links
 
 LINES = [
-    "path,label,clean_label,trusted,split,given",
-    "a/1.png,cat,,,,",
-    "./a//2.png,dog,cat,,train,",
-    "a/x/../3.png,dog,,1,train,cat",
-    "b/4.png,cat,cat,0,,",
-    "b/5.png,7,7,,test,",
-    "b/6.png,dog,cat,,test,",
-    "b/7.png,dog,,,trusted,cat",
+    "path,label,clean_label,trusted,split,given,changed_by",
+    "a/1.png,cat,,,,,",
+    "./a//2.png,dog,cat,,train,,",
+    "a/x/../3.png,dog,,1,train,cat,person",
+    "b/4.png,cat,cat,0,,,",
+    "b/5.png,7,7,,test,,",
+    "b/6.png,dog,cat,,test,,",
+    "b/7.png,dog,,,trusted,cat,",
+    "b/8.png,dog,,,,cat,audit",
 ]
 
 
@@ -59,7 +60,7 @@ def assert_same(a: Dataset, b: Dataset) -> None:
     assert list(a.files.paths) == list(b.files.paths)
     assert fingerprint_data(a, None, None) == fingerprint_data(b, None, None)
     assert hash_inputs(a) == hash_inputs(b)
-    for name in ("y", "clean", "trusted", "given", "meta_given"):
+    for name in ("y", "clean", "trusted", "given", "meta_given", "before_audit"):
         x, y = getattr(a, name), getattr(b, name)
         assert (x is None and y is None) or torch.equal(x, y), name
     assert a.test_is_clean == b.test_is_clean
@@ -73,7 +74,7 @@ def test_equals_the_list_as_csv(tmp_path: Path, dictionary: bool) -> None:
     (tmp_path / "list.csv").write_text("\n".join(LINES) + "\n")
     cells = [line.split(",") for line in LINES[1:]]
     columns = {name: [row[j] or None for row in cells] for j, name in enumerate(LINES[0].split(","))}
-    columns = {"remark": list(range(7)), " Path ": columns.pop("path")} | columns
+    columns = {"remark": list(range(8)), " Path ": columns.pop("path")} | columns
     columns["path"] = columns.pop(" Path ")
     if dictionary:
         columns["label"] = pa.array(columns["label"]).dictionary_encode()
@@ -83,6 +84,7 @@ def test_equals_the_list_as_csv(tmp_path: Path, dictionary: bool) -> None:
     data = read(listed)
     assert isinstance(data.examples.paths, PathList)  # type: ignore[attr-defined]
     assert_same(data, read(tmp_path / "list.csv"))
+    assert data.before_audit is not None
 
 
 def test_numbers_and_marks_have_their_types(tmp_path: Path) -> None:
@@ -99,11 +101,11 @@ def test_converts_a_list_and_trains(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "photos" / "list.csv").write_text("\n".join(LINES) + "\n")
     before = read(tmp_path / "photos" / "list.csv")
     n, base = convert_images(tmp_path / "photos" / "list.csv", tmp_path / "photos" / "l.parquet")
-    assert (n, base) == (7, tmp_path / "photos")
+    assert (n, base) == (8, tmp_path / "photos")
     assert_same(read(tmp_path / "photos" / "l.parquet"), before)
     above = read(tmp_path / "l.parquet") if convert_images(base / "list.csv", tmp_path / "l.parquet") else before
     assert above.files is not None
-    assert list(above.files.paths) == [f"photos/a/{k}.png" for k in (1, 2, 3)] + ["photos/b/4.png"]
+    assert list(above.files.paths) == [f"photos/a/{k}.png" for k in (1, 2, 3)] + ["photos/b/4.png", "photos/b/8.png"]
 
     (tmp_path / "photos" / "l.parquet").unlink()
     folders = ("train/cat", "train/dog", "test/cat", "test/dog")

@@ -17,7 +17,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import LabelCollector, Table, read_arrow
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS
+from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS
 from warpi.datasets.labels import MARK_NAMES
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
 from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
@@ -154,7 +154,7 @@ def _read_parquet(path: Path, required: Sequence[str]) -> dict[str, Sequence[str
         import pyarrow as pa
     except ImportError as e:
         raise missing_package("pyarrow", "reading .parquet", "tables") from e
-    wanted = {"label", *required, *LABEL_COLUMNS, *GIVEN, *MARK_NAMES}
+    wanted = {"label", *required, *LABEL_COLUMNS, *GIVEN, *MARK_NAMES, CORRECTION_COLUMNS[0], "state"}
     parts: list[Any] = []
     try:
         with reading(path), path.open("rb") as file:
@@ -202,42 +202,45 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
         from pyarrow import parquet
     except ImportError as e:
         raise missing_package("pyarrow", "writing .parquet", "tables") from e
-    unknown = torch.full_like(data.y, -1)
-    no_marks = torch.zeros_like(data.y, dtype=torch.bool)
+    given = data.given if data.before_audit is None else _first(data.before_audit, data.given)
     train = Split(data.examples, torch.arange(len(data.y)), data.y)
-    facts = {"train": (data.clean, data.given, data.trusted)}
-    facts["test"] = (data.test.y if data.test and data.test_is_clean else None, None, None)
-    facts["trusted"] = (None, data.meta_given, None)
-    parts = [(name, split) for name, split in (("train", train), ("test", data.test), ("trusted", data.meta)) if split]
-
-    def join(place: int, default: Tensor) -> Tensor:
-        """The facts about the rows of all parts; `default` if nothing is known."""
-        known = [facts[name][place] for name, _ in parts]
-        return torch.cat(
-            [default[:1].expand(len(s)) if k is None else k for k, (_, s) in zip(known, parts, strict=True)]
-        )
-
-    def code(labels: Tensor) -> Any:
-        """Labels as Arrow stores classes; missing if unknown."""
-        codes = pa.array(labels.numpy(), pa.int32(), mask=(labels < 0).numpy())
-        return pa.DictionaryArray.from_arrays(codes, pa.array(data.classes))
-
-    columns = {"path": pa.concat_arrays([_below(split.examples, base) for _, split in parts])}
-    columns["label"] = code(torch.cat([split.y for _, split in parts]))
-    optional = {"clean_label": join(0, unknown), "given": join(1, unknown)}
-    columns |= {name: code(labels) for name, labels in optional.items() if bool((labels >= 0).any())}
-    if data.trusted is not None:
-        columns["trusted"] = pa.array(join(2, no_marks).numpy())
-    if len(parts) > 1:
-        columns["split"] = pa.array([name for name, split in parts for _ in range(len(split))]).dictionary_encode()
+    facts: dict[str, tuple[Split | None, dict[str, Tensor | None]]] = {
+        "train": (train, {"clean_label": data.clean, "given": given}),
+        "test": (data.test, {"clean_label": data.test.y if data.test and data.test_is_clean else None}),
+        "trusted": (data.meta, {"given": data.meta_given}),
+    }
+    tables = []
+    for name, (split, labels) in facts.items():
+        if split is not None:
+            known = {"label": split.y, **{column: y for column, y in labels.items() if y is not None}}
+            columns = {"path": _below(split.examples, base)}
+            columns |= {column: _name_classes(y, data.classes) for column, y in known.items()}
+            if split is train and data.trusted is not None:
+                columns["trusted"] = pa.array(data.trusted.numpy())
+            if split is train and data.before_audit is not None:
+                columns[CORRECTION_COLUMNS[0]] = _name_classes(-(data.before_audit < 0).long(), BY_AUDIT[:1])
+            tables.append(pa.table({**columns, "split": pa.array([name] * len(split))}))
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        parquet.write_table(pa.table(columns), part, row_group_size=_ROWS)
+        parquet.write_table(pa.concat_tables(tables, promote_options="default"), part, row_group_size=_ROWS)
         os.replace(part, out)
     except OSError as e:
         raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
     finally:
         part.unlink(missing_ok=True)
+
+
+def _first(labels: Tensor, others: Tensor | None) -> Tensor:
+    """Labels, and where they are unknown, others."""
+    return labels if others is None else torch.where(labels >= 0, labels, others)
+
+
+def _name_classes(labels: Tensor, classes: Sequence[str]) -> Any:
+    """Labels as Arrow stores words; missing if unknown."""
+    import pyarrow as pa
+
+    codes = pa.array(labels.numpy(), pa.int32(), mask=(labels < 0).numpy())
+    return pa.DictionaryArray.from_arrays(codes, pa.array(classes, pa.string()))
 
 
 def _below(examples: Examples, base: Path) -> Any:
