@@ -242,26 +242,35 @@ def cleanlab_right(case: Case, checked: list[int], seed: int) -> float:
 
 def describe(results: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
     """A Markdown table of means over seeds."""
-    heads = ["", "given", "`warpi correct`", "forest + cleanlab", "expected", "first run", "after the loop"]
+    heads = ["", "given", "`warpi correct`", "forest + cleanlab", "expected", "first run", "printed", "after the loop"]
+    heads.append("printed")
     lines = ["| " + " | ".join(heads) + " |", "|:---|" + "---:|" * (len(heads) - 1)]
     for name in SETS:
-        cases = [case for key, case in results.items() if key.startswith(f"{name} ")]
-        if not cases:
-            continue
-        mean = lambda key, cases=cases: np.mean([case[key] for case in cases])
-        expected = np.mean([100 - 100 * case["expected"]["after"]["rate"] / case["rows"] for case in cases])
-        cells = [mean("right_as_given"), mean("right_corrected"), mean("right_cleanlab"), expected]
-        cells += [mean("accuracy_before"), mean("accuracy_after")]
         seeds = [key.split()[1] for key in results if key.startswith(f"{name} ")]
-        what = f"{name}, {cases[0]['rows']:,} rows, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
-        lines.append(f"| {what} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
+        if not seeds:
+            continue
+        columns = zip(*(figures(results[f"{name} {seed}"]) for seed in seeds), strict=True)
+        cells = [f"{np.mean(column):.1f}" for column in columns]
+        what = (
+            f"{name}, {results[f'{name} {seeds[0]}']['rows']:,} rows, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
+        )
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
     note = (
         "Right labels in %: as given, after `warpi correct`, and after cleanlab's corrections with a forest and the "
-        "same 140 checked labels; what `warpi correct` expected; accuracy on test rows of the run on 40 trusted rows "
-        f"and of the run after the loop. Means of the seeds. {about['machine']}, warpi {about['warpi']}, "
-        f"scikit-learn {about['scikit-learn']}, cleanlab {about['cleanlab']}, {about['date']}."
+        "same 140 checked labels; what `warpi correct` expected. Then the accuracy on test rows of the run on 40 "
+        "trusted rows and of the run after the loop, each with the accuracy that `fit` printed. Means of the seeds. "
+        f"{about['machine']}, warpi {about['warpi']}, scikit-learn {about['scikit-learn']}, cleanlab "
+        f"{about['cleanlab']}, {about['date']}."
     )
     return "\n".join([*lines, "", note])
+
+
+def figures(case: dict[str, Any]) -> list[float]:
+    """The figures of one case, in the order of the table."""
+    expected = 100 - 100 * case["expected"]["after"]["rate"] / case["rows"]
+    right = [case["right_as_given"], case["right_corrected"], case["right_cleanlab"], expected]
+    accuracy = [[case[f"accuracy_{at}"], case[f"printed_{at}"]["accuracy"][0]] for at in ("before", "after")]
+    return [*right, *accuracy[0], *accuracy[1]]
 
 
 def main() -> None:

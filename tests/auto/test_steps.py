@@ -47,6 +47,8 @@ def test_trusted_rows_are_weighted_by_the_label_that_they_were_drawn_by() -> Non
     unknown = np.where(np.arange(20) == 0, -1, by_given)
     for other in (None, unlike, unknown):
         assert weigh_trusted(sizes, truth, other, given).tolist() == by_class.tolist()
+    small = np.array([20, 780])  # sizes that draws by given labels could not have missed by chance
+    assert weigh_trusted(small, truth, by_given, given).tolist() == trusted_importance(small, truth).tolist()
     even = np.repeat([0, 1], 10)  # the same number of each class
     assert weigh_trusted(sizes, even, like_all, given).tolist() == trusted_importance(sizes, even).tolist()
 

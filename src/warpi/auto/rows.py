@@ -16,6 +16,7 @@ Matrix = Any
 """A float32 array [N, D] or a scipy csr_array of that shape."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+MOST_ERRORS = 4.0  # standard errors by which two estimates of the size of a class may differ
 LIKE_ALL = 0.1  # p-value above which the given labels of trusted rows are like those of all rows
 
 
@@ -108,11 +109,18 @@ def weigh_trusted(class_sizes: Floats | Ints, truth: Ints, given_trusted: Ints |
 
     If the trusted rows were drawn without looking at their classes, each stands for the rows with its given label,
     whose number is known. Otherwise it stands for the rows of its class, and `class_sizes` are estimates: they exceed
-    the truth for classes that the model prefers, in which it is right more often.
+    the truth for classes that the model prefers, in which it is right more often. If the given labels imply sizes that
+    differ far more from these than by chance, the trusted rows were drawn class by class.
     """
+    by_class = trusted_importance(class_sizes, truth)
     if given_trusted is None or not _drawn_by_given(truth, given_trusted, given, len(class_sizes)):
-        return trusted_importance(class_sizes, truth)
-    return trusted_importance(np.bincount(given, minlength=len(class_sizes)), given_trusted)
+        return by_class
+    by_given = trusted_importance(np.bincount(given, minlength=len(class_sizes)), given_trusted)
+    n = len(truth)
+    shares = (np.bincount(truth, by_given, minlength=len(class_sizes)) + 1) / (n + len(class_sizes))
+    error = np.sqrt(shares * (1 - shares) * np.square(by_given).mean() / n)
+    too_different = np.abs(class_sizes / class_sizes.sum() - shares) > MOST_ERRORS * error
+    return by_class if too_different.any() else by_given
 
 
 def _drawn_by_given(truth: Ints, given_trusted: Ints, given: Ints, n_classes: int) -> bool:
