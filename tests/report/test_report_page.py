@@ -24,13 +24,23 @@ from test_review_browser import (
 from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli.app import main
+from warpi.data.duplicates.result import Duplicates
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
 from warpi.report.answer import draw_progress
 from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
 from warpi.report.page import to_html
-from warpi.report.page_data import SUSPECTS, Detail, Review, Suspect, choose_examples, read_details, show_suspect
+from warpi.report.page_data import (
+    SUSPECTS,
+    Detail,
+    Review,
+    ShownCopy,
+    Suspect,
+    choose_examples,
+    read_details,
+    show_suspect,
+)
 from warpi.report.plot_style import COLORS
 from warpi.review.open import open_run
 from warpi.review.progress import Progress
@@ -130,6 +140,46 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
         "cannot be read",
     ):
         assert part in page.words
+
+
+def test_copies_are_counted_and_shown_side_by_side(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", epochs_of([80.0]))
+    found = Duplicates(
+        part=("train", "train", "test", "trusted"),
+        row=np.array([0, 1, 0, 0]),
+        label=(NASTY, "b", "b", "b"),
+        path=None,
+        group=np.array([0, 0, 0, -1]),
+        similarity=np.array([1.0, 1.0, 0.95, 0.0]),
+        outlier_score=np.zeros(4),
+        problem=("",) * 4,
+        of_data=np.array([True, True, False, False]),
+        skipped="50,000 rows are too many",
+    )
+    group = (
+        ShownCopy("train", 0, NASTY, PIXELS, (("file", NASTY),), True),
+        ShownCopy("test", 0, "b", "", (("width", "3.2"),), False),
+    )
+    detail = a_detail(run, "plain")
+    assert detail.audit is not None
+    without = replace(detail, suspects=(), arrays={})
+    runs = find_runs([run])
+    assert "Copies" not in Page(to_html(summarize(runs), runs, [without])).words
+    shown = replace(without, audit=replace(detail.audit, copies=found), copies=(group,))
+    page = Page(to_html(summarize(runs), runs, [shown]))
+    assert page.loads == [PIXELS]
+    for part in (
+        "3 of 4 rows have a copy: 2 an exact one, 1 a near one. They form 1 groups.",
+        "In 1 of the groups the labels contradict each other, so that some of them are wrong.",
+        "1 of 1 test rows have a copy among the training rows, so that the accuracy on test rows may be too high.",
+        "Near copies were not searched: 50,000 rows are too many.",
+        "warpi review RUN",
+        NASTY,
+        "training, row 0",
+        "test, row 0",
+        "3.2",
+    ):
+        assert part in page.words, part
 
 
 def test_template_syntax_in_labels_is_plain_text(tmp_path: Path) -> None:

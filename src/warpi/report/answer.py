@@ -52,6 +52,8 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "has_intervals": audit.has_interval,
         "review": None if detail.review is None else _decisions(detail.review),
         "suspects": detail.suspects,
+        "copies": _copies(audit),
+        "copy_groups": detail.copies,
         "probabilities": audit.facts["probabilities"],
         "uncertainty": audit.facts["uncertainty"],
         "accuracy": audit.facts.get("trusted_accuracy"),
@@ -217,6 +219,35 @@ def _decisions(review: Review) -> dict[str, Any]:
         "accepted": counts["accepted"],
         "n_decided": progress.n_decided,
     }
+
+
+def _copies(audit: Audit) -> list[str]:
+    """What the audit says about copies, in sentences; empty without any. Commands are in backticks."""
+    found = audit.copies
+    if found is None or not (found.group >= 0).any():
+        return []
+    counts = found.summary()
+    n = counts["labels_differ"]
+    sentences = [
+        f"{counts['exact'] + counts['near']:,} of {len(found):,} rows have a copy: {counts['exact']:,} an exact"
+    ]
+    sentences[0] += f" one, {counts['near']:,} a near one. They form {counts['groups']:,} groups."
+    if n:
+        sentences.append(f"In {n:,} of the groups the labels contradict each other, so that some of them are wrong.")
+    for part, other, k in found.leaks():
+        words = {"train": "training"}.get(other, other)
+        sentences.append(
+            f"{k:,} of {found.part.count(part):,} {part} rows have a copy among the {words} rows, so that the accuracy "
+            f"on {part} rows may be too high."
+        )
+    if found.skipped:
+        sentences.append(f"Near copies were not searched: {found.skipped}.")
+    run = audit.facts.get("run")
+    name = "RUN" if run is None else shlex.quote(str(run))
+    return [
+        *sentences,
+        f"To keep one of each: `warpi review {name}`, key D; `warpi audit {name} --csv FILE` lists them.",
+    ]
 
 
 def _number_of(rate: Rate) -> str:

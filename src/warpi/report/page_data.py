@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from warpi.review.open import OpenedRun
 
 SUSPECTS = 20
+COPY_GROUPS = 4  # groups of copies on the page
+COPIES = 4  # rows per group
 _MOST_ROWS = 2_000_000
 _SIDE = 240  # pixels of a thumbnail
 _NEW = "confusion_train"  # files of older versions lack it
@@ -42,6 +44,17 @@ class Suspect(NamedTuple):
     image: str  # its picture as a data URL; empty if there is none
     words: tuple[tuple[str, str], ...]  # names and values: the file, and the columns of a row without a picture
     small: bool  # a picture of few pixels, which is enlarged without smoothing
+
+
+class ShownCopy(NamedTuple):
+    """A row of a group of copies."""
+
+    part: str  # train, trusted or test
+    row: int
+    label: str
+    image: str  # as in `Suspect`
+    words: tuple[tuple[str, str], ...]
+    small: bool
 
 
 class Review(NamedTuple):
@@ -65,6 +78,7 @@ class Detail:
     suspects: tuple[Suspect, ...] = ()  # examples of the audit's suspicious labels
     missing: tuple[str, ...] = ()  # what is not shown, and why
     review: Review | None = None  # known if there is an audit
+    copies: tuple[tuple[ShownCopy, ...], ...] = ()  # the first groups of copies
 
 
 def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "auto") -> list[Detail]:
@@ -104,15 +118,16 @@ def _detail(run: RunRecord, compute: bool, audit: bool, device: str) -> Detail:
     audited: Audit | None = None
     suspects: tuple[Suspect, ...] = ()
     review: Review | None = None
+    copies: tuple[tuple[ShownCopy, ...], ...] = ()
     if audit or (path / AUDIT_FILE).exists():
         try:
             _check_size(run)
-            audited, suspects, review = _read_audit(path, device)
+            audited, suspects, review, copies = _read_audit(path, device)
         except UserError as error:
             missing.append(_left_out(path, "suspicious labels", error, audit))
     elif (path / CHECKPOINT).exists():
         missing.append("suspicious labels: the run has no audit; add --audit to the command that made this page")
-    return Detail(path, arrays, audited, suspects, tuple(missing), review)
+    return Detail(path, arrays, audited, suspects, tuple(missing), review, copies)
 
 
 def _check_size(run: RunRecord) -> None:
@@ -142,14 +157,17 @@ def _measure(path: Path, device: str) -> Arrays:
     return arrays
 
 
-def _read_audit(path: Path, device: str) -> tuple[Audit, tuple[Suspect, ...], Review]:
-    """The audit of a run, which is computed if there is none, examples of suspicious labels, and the decisions."""
+def _read_audit(
+    path: Path, device: str
+) -> tuple[Audit, tuple[Suspect, ...], Review, tuple[tuple[ShownCopy, ...], ...]]:
+    """The audit of a run, made if there is none, examples of suspicious labels, the decisions, and groups of copies."""
     from warpi.review.open import open_run
 
     opened = open_run(path, device=device)
     items = opened.items
     places = [items.position[int(row)] for row in opened.audit.row[choose_examples(opened.audit)]]
-    return opened.audit, tuple(show_suspect(items, i) for i in places), _read_review(opened, path)
+    suspects = tuple(show_suspect(items, i) for i in places)
+    return opened.audit, suspects, _read_review(opened, path), show_copies(items)
 
 
 def choose_examples(audit: Audit, n: int = SUSPECTS) -> list[int]:
@@ -216,6 +234,27 @@ def show_suspect(items: "Items", i: int) -> Suspect:
         tuple(words),
         items.is_small,
     )
+
+
+def show_copies(items: "Items") -> tuple[tuple[ShownCopy, ...], ...]:
+    """Some groups of copies: first those with contradicting labels, then those across training, trusted and test."""
+    from warpi.review.copies import copies_of
+    from warpi.review.show_input import shorten_number
+
+    copies = copies_of(items)
+    if copies is None:
+        return ()
+    groups = []
+    for number in list(copies.groups)[:COPY_GROUPS]:
+        shown = []
+        for m in copies.members(number)[:COPIES]:
+            picture = copies.picture(m.at)
+            words = [("file", m.path)] if m.path else []
+            words += [(cell.name, shorten_number(cell.value)) for cell in copies.cells(m.at)]
+            image = _to_url(*picture) if picture else ""
+            shown.append(ShownCopy(m.part, m.row, m.given, image, tuple(words), items.is_small))
+        groups.append(tuple(shown))
+    return tuple(groups)
 
 
 def _to_url(kind: str, content: bytes) -> str:
