@@ -2,6 +2,8 @@
 
 python -m benchmarks.pages.never_loses                    only the page, from benchmarks/results/never_loses.json
 python -m benchmarks.pages.never_loses results.jsonl ...  first that file, from the lines of `benchmarks.never_loses`
+
+Give benchmarks/results/never_loses.json as the first file to add lines to those that it has.
 """
 
 import argparse
@@ -12,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, made_on
 from benchmarks.never_loses.plan import BASELINES, DEVELOPMENT, TARGETS, Cell
-from benchmarks.never_loses.rows import read_kept, read_rows
+from benchmarks.never_loses.rows import read_any, read_kept
 from benchmarks.never_loses.summary import (
     TRUSTED_ALONE,
     CellResult,
@@ -34,10 +36,13 @@ PRINTED = "In the column of the printed accuracy: its mean, and in how many runs
 INTRO = """# The default against everything else
 
 `auto` is what `warpi fit` and `NoisyLabelClassifier` use when no method is named. Here it is compared with what most
-people would try first, on tables that ship inside Python packages, two sets of texts (tf-idf) and pixels of digits.
+people would try first, on tables that ship inside Python packages, two sets of texts (tf-idf), pixels of digits, and
+features of photos.
 
 - **Tables**: {tables} tables. Categories are one column per value, missing numbers are replaced by the median with an
   indicator; all models get the same numbers. {fresh} tables, marked °, were not used while `auto` was developed.
+- **Image features**: `cifar_features` are 3,000 photos of CIFAR-10, 1,280 numbers each, which `warpi embed` computed by
+  EfficientNet-Lite0 at 128 pixels.
 - **Rows**: at most 800 for training and 1,500 for testing, stratified by class.
 - **Noise**: `pair` (the next class), `symmetric` (any other class; with two classes this is `pair`), `instance`
   (the second most likely class, more often near class boundaries), each at 20 % and 40 %.
@@ -56,6 +61,7 @@ of `auto`, in percentage points, so below 0 is good. **Within 2 errors** means t
 errors (of the paired difference over seeds, or of the baseline's mean if that is larger). **Trusted alone** is the
 better of logistic regression and forest on the trusted rows.
 
+    python -m benchmarks.never_loses.features --root DATA
     python -m benchmarks.never_loses --seeds 0 1 2 --out results.jsonl
     python -m benchmarks.never_loses --targets --out results.jsonl
     python -m benchmarks.pages.never_loses results.jsonl
@@ -258,7 +264,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     if options.results:
-        keep([row for path in options.results for row in read_rows(path)], options.kept)
+        keep([row for path in options.results for row in read_any(path)], options.kept)
     write_atomically(options.page, page(*read_kept(options.kept)).encode())
 
 
