@@ -1,18 +1,23 @@
 """Leases of folders: one owner at a time, takeover of silent and dead owners, and late writes that fail."""
 
+import errno
+import fcntl
 import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from forked import Chaos, Forked
 
 from warpi.errors import UserError
+from warpi.runs.run import fitting
 from warpi.utils import files, leases
 from warpi.utils.files import append_line, write_atomically
 from warpi.utils.leases import Busy, Lease, LeaseLost, Watch, one_writer
@@ -103,6 +108,29 @@ def test_a_dead_owner_on_this_machine_is_noticed_at_once(folder: Path, tmp_path:
     with one_writer(folder):
         assert names(folder) == [".lease-2"], "the incomplete file is deleted"
     assert time.monotonic() - began < 10
+
+
+def test_a_run_asks_for_no_file_locks(folder: Path, tmp_path: Path) -> None:
+    """Where such calls fail, a run is trained, and after its process has died, another one resumes it."""
+
+    def train(dies: bool) -> None:
+        def refuse(event: str, _: object) -> None:
+            if event in ("fcntl.flock", "fcntl.lockf"):
+                raise OSError(errno.ENOLCK, "no locks available")
+
+        sys.addaudithook(refuse)
+        with pytest.raises(OSError, match="no locks"), (tmp_path / "file").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        settings = {"limit": 100, "epochs": 3, "batch_size": 20, "method": "ce", "threads": 1, "device": "cpu"}
+        for record in fitting(folder, resume=True, quiet=True, **settings):
+            if record and dies and record["epoch"] == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    for dies, code in ((True, -signal.SIGKILL), (False, 0)):
+        assert Forked(partial(train, dies), tmp_path / "log").wait() == code, (tmp_path / "log").read_text()
+    assert (folder / "done").exists()
+    assert (folder / "results.jsonl").read_text().count("\n") == 3
+    assert (folder / ".lease-2").exists()
 
 
 def test_an_owner_elsewhere_keeps_the_folder_until_it_is_silent(folder: Path) -> None:
