@@ -251,6 +251,7 @@ def run_all(given: argparse.Namespace) -> None:
     about["precision"] = given.precision
     n = {"noisy_train": given.batch * given.steps * 100 // 99 + given.batch, "clean_train": CLASSES}
     n |= {"clean_val": 4 * given.batch, "clean_test": 2 * given.batch}
+    given.folder = given.folder.resolve()  # the other processes run in the root of the repository
     given.folder.mkdir(parents=True, exist_ok=True)
     about |= write_photos(given.folder, n, given.cifar, cores)
     write_weights(given.folder / f"{given.net}.safetensors", given.net, given.size)
