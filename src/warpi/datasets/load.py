@@ -54,7 +54,11 @@ def read_dataset(
         options: kinds of the columns of a table, and what to do with missing and unknown values.
     """
     if is_dataset(data):
-        return _read_object(data, label, drop, image_size, like, options)
+        if find_image_column(data, drop):
+            return read_saved_images(data, label, drop, image_size, like)
+        with TemporaryDirectory() as folder:
+            stored = store_objects({"data": data}, Path(folder))["data"]
+            return _read(Path(stored), None, label, drop, image_size, like, options)
     data = plain_path(data)
     if data in DATASETS:
         entry = DATASETS[data]
@@ -199,22 +203,6 @@ def _read(
     if is_table:
         return read_table(path, label, drop=drop, like=like, options=options)
     raise _unreadable(path)
-
-
-def _read_object(
-    data: Any,
-    label: str | None,
-    drop: Sequence[str],
-    size: int | None,
-    like: Dataset | None,
-    options: TableOptions | None,
-) -> Dataset:
-    """Read a Dataset or DatasetDict of Hugging Face that is in memory."""
-    if find_image_column(data, drop):
-        return read_saved_images(data, label, drop, size, like)
-    with TemporaryDirectory() as folder:
-        stored = store_objects({"data": data}, Path(folder))["data"]
-        return _read(Path(stored), None, label, drop, size, like, options)
 
 
 def _check_no_types(data: object, options: TableOptions | None) -> None:

@@ -18,7 +18,7 @@ from warpi.fewshot.learner import Learner
 from warpi.fewshot.learners.embedding import FeatureNet
 from warpi.training.checkpoint import state_of
 from warpi.training.cuda_graph import WARM_UP, GraphedStep, NotGraphable, cudnn_search, warn_not_graphed
-from warpi.training.engine import Diverged, Record
+from warpi.training.engine import Diverged, Record, add_to_sum
 from warpi.training.method import Log
 from warpi.training.recipe import adam
 from warpi.utils.seeding import generator
@@ -232,10 +232,7 @@ class Step:
         at.optimizer.step()
         for name, value in log.items():
             value = value.detach() if isinstance(value, Tensor) else torch.full((), value, device=loss.device)
-            if name in at.sums:
-                at.sums[name].add_(value)
-            else:
-                at.sums[name] = value.to(torch.float64, copy=True)
+            add_to_sum(at.sums, name, value)
         return {}
 
     def close(self) -> None:

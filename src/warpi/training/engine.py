@@ -37,16 +37,20 @@ class TrainingState:
 
     def add(self, log: Log) -> None:
         for name, value in log.items():
-            value = torch.as_tensor(value).detach()
-            if name in self.sums:
-                self.sums[name].add_(value)
-            else:
-                self.sums[name] = value.to(torch.float64, copy=True)
+            add_to_sum(self.sums, name, torch.as_tensor(value).detach())
             self.counts[name] = self.counts.get(name, 0) + 1
         self.step += 1
 
     def start_epoch(self, epoch: int) -> None:
         vars(self).update(vars(TrainingState(epoch)))
+
+
+def add_to_sum(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add in place, as a CUDA graph needs it."""
+    if name in sums:
+        sums[name].add_(value)
+    else:
+        sums[name] = value.to(torch.float64, copy=True)
 
 
 def train(
