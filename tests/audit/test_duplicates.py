@@ -15,6 +15,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.duplicates import search
 from warpi.data.duplicates.leaks import describe_leaks
 from warpi.data.duplicates.thumbnails import compare, make_thumbnails, mark_blank
+from warpi.data.numeric import make_features
 from warpi.data.overlap import count_copies
 from warpi.data.split import Split
 from warpi.datasets.arrays import make_images
@@ -115,6 +116,12 @@ def test_tables_have_copies_and_outliers(tmp_path: Path) -> None:
     assert found.across_parts.nonzero()[0].tolist() == [7, 120]
     assert found.is_outlier[102]
     assert found.is_outlier[:100].sum() <= 2
+
+
+def test_rows_with_few_columns_are_not_close_copies() -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(500, 2)))
+    found = find_duplicates(Dataset("two", make_features(torch.cat([x, x[:1]])), torch.zeros(501).long(), ("a",)))
+    assert (found.summary()["exact"], found.summary()["near"]) == (2, 0)
 
 
 def test_arrays_of_images_are_compared_as_images() -> None:

@@ -13,6 +13,7 @@ from warpi.data.duplicates import thumbnails as thumbs
 SIMILAR = 0.88  # detail that near copies share at least; benchmarks/audit/duplicates.py
 CLOSE = 0.1  # distance of near copies, relative to the usual distance of the nearest neighbor
 CLOSE_TEXT = 0.3  # the same for texts
+MIN_COLUMNS = 3  # with fewer, many rows are close by coincidence
 _CANDIDATE = 0.75  # similarity of coarse structure below which images are not compared
 _MOST = 8  # candidates per image and window
 _NEIGHBORS = 5
@@ -79,7 +80,8 @@ def find_close_vectors(x: Any, is_text: bool) -> tuple[Pairs, Floats]:
     distance = distance[~itself].reshape(n, k)
     index = index[~itself].reshape(n, k)
     usual = float(np.median(distance[:, 0]))
-    limit = (CLOSE_TEXT if is_text else CLOSE) * usual
+    share = CLOSE_TEXT if is_text else CLOSE if x.shape[1] >= MIN_COLUMNS else 0.0
+    limit = share * usual
     rows, ranks = (distance <= limit).nonzero()
     pairs = {(min(i, j), max(i, j)): 1 - d / max(usual, 1e-12) for i, j, d in _triples(rows, ranks, index, distance)}
     both = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
