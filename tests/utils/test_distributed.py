@@ -778,7 +778,7 @@ def test_the_others_notice_a_lost_rank(server: Server, alone: Run, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["warpi", "mwnet", "elr", "co_teaching", "dividemix"])
+@pytest.mark.parametrize("method", ["warpi", "mwnet", "elr", "co_teaching", "dividemix", "warpi_plus", "promix"])
 def test_fit_with_two_and_four_ranks(server: Server, tmp_path: Path, method: str) -> None:
     """The command, in float32, with BatchNorm over all ranks, and a warm-up that ends before the last epoch."""
     runs = []
