@@ -277,6 +277,9 @@ def test_any_data_set_is_written_without_a_loss(
     assert {name: train.features[name] for name in source.features} == dict(source.features)
     assert train.select_columns(list(source.features)).to_dict() == source.to_dict()
     assert [quality is not None for quality in train["label_quality"]] == kept.tolist()
+    save_with_audit(folder / "less", part, read, str(folder / "d"), None, dropped=[n - 1])
+    less = hf.load_from_disk(folder / "less")["train"]
+    assert less.select_columns(list(source.features)).to_dict() == source.select(range(n - 1)).to_dict()
 
 
 class TestEmbed:

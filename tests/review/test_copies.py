@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from review_helpers import Client, make_audited_items, make_copies, serve
+from review_helpers import Client, make_audited_items, make_copies, make_decisions, serve
 
 import warpi
+from warpi.audit.checked_labels import estimate_noise_rate, read_checked
 from warpi.audit.decisions import Choice, Store
 from warpi.cli.app import main
 from warpi.errors import UserError
@@ -22,6 +23,7 @@ from warpi.review.copies import Copies, copies_of
 from warpi.review.correct import apply_corrections, correct
 from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.review.items import Items
+from warpi.review.progress import measure_progress
 from warpi.training.task import make_task
 
 
@@ -141,6 +143,19 @@ def test_corrections_count_the_rows_that_are_left(items: Items, tmp_path: Path) 
     assert corrections.after.n == without.after.n - 3
     assert corrections.after.rate < without.after.rate
     assert "3 rows are left out, because a copy is kept" in str(corrections)
+
+
+def test_a_dropped_row_of_a_list_does_not_wait(items: Items, tmp_path: Path) -> None:
+    decisions = decide(items, tmp_path, 0)
+    assert items.audit is not None
+    assert measure_progress(items.audit, decisions, {2: 1.0, 3: 1.0}).n_waiting == 1
+    listed = tmp_path / "check.csv"
+    line = "row,given_label,checked_label,part,stratum_size,stratum_picked\n{},dog,,random,6,2\n{},dog,,random,6,2\n"
+    listed.write_text(line.format(3, 0))
+    export = tmp_path / "corrected.csv"
+    export.write_text(corrected_csv(items, decisions | make_decisions({0: "cat"})))
+    estimate = estimate_noise_rate(read_checked(export, listed))
+    assert (estimate["checked"], estimate["left_out"]) == (1, 0), "row 0 was reviewed in the order of the list"
 
 
 def test_correct_writes_a_table_without_the_dropped_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,10 +59,10 @@ def _fill_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> 
     rows: list[dict[str, str]] = []
     reviewed: list[bool] = []
     for cells in listed:
-        decision = exported_by_row.get(cells.get("row"), {})
+        decision = exported_by_row.get(cells.get("row"), {"state": "dropped"})  # an export has all other rows
         label = decision.get(CHECKED) or cells.get(CHECKED, "")
         rows.append({**cells, CHECKED: label})
-        reviewed.append(bool(label) or decision.get("state") in ("unsure", "skipped"))
+        reviewed.append(bool(label) or decision.get("state") in ("unsure", "skipped", "dropped"))
     random = [i for i, cells in enumerate(rows) if cells.get("part") == "random"]
     in_order = next((n for n, i in enumerate(random) if not reviewed[i]), len(random))
     if in_order < len(random) and decided_others and in_order < _MIN_IN_ORDER:

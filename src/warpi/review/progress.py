@@ -110,6 +110,7 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
     ordered = sorted(decisions.values(), key=lambda d: d.id)
     checked = {at[d.row]: number[d.label] for d in ordered if d.label in number and not d.is_automatic and d.row in at}
     accepted = {at[d.row]: number[d.label] for d in ordered if d.label in number and d.is_automatic and d.row in at}
+    dropped = {d.row for d in ordered if d.is_dropped}
     places = np.array(list(checked), dtype=np.int64)
     labels = np.array(list(checked.values()), dtype=np.int64)
     known = {} if audit.pairs is None else dict(zip(audit.pairs.position.tolist(), audit.pairs.q, strict=True))
@@ -130,7 +131,7 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
         next_gain=float(gains[:AHEAD].sum()),
         n_random=sum(row in random_rows for row in (audit.row[i] for i in checked)),
         n_new=sum(i not in known for i in checked),
-        n_waiting=sum(row in at and at[row] not in checked for row in random_rows),
+        n_waiting=sum(row in at and at[row] not in checked and row not in dropped for row in random_rows),
         has_interval=audit.has_interval,
     )
 
