@@ -82,9 +82,11 @@ def test_transition_rows_are_distributions_with_the_stated_share(kind: str, k: i
 @examples_of(k=sizes, rate=st.floats(0.05, 0.95), seed=seeds)
 def test_draws_agree_with_the_transition_matrix(kind: str, k: int, rate: float, seed: int) -> None:
     y = some_labels(20_000, k, seed + 1)
-    noisy, T, replaced = CONDITIONAL[kind](y, k, rate, seeded(seed))
+    drawn = CONDITIONAL[kind](y, k, rate, seeded(seed))
+    noisy, T = drawn.y, drawn.T
     assert noisy.dtype == torch.int64
-    assert replaced is None
+    assert T is not None
+    assert drawn.replaced is None
     for i in range(k):
         seen = torch.bincount(noisy[y == i], minlength=k).double()
         n = seen.sum()
@@ -269,7 +271,8 @@ def test_instance_rates_and_share() -> None:
         assert (q <= 1).all()
         assert abs(float(q.mean()) - stated) < 0.005
     x, y = torch.rand(4000, 5, generator=seeded(1)), some_labels(4000, 5)
-    noisy, T, _ = noise.instance(y, 5, 0.4, seeded(), lambda rows: x[rows])
+    drawn = noise.instance(y, 5, 0.4, seeded(), lambda rows: x[rows])
+    noisy, T = drawn.y, drawn.T
     assert T is not None
     assert abs(float((noisy != y).double().mean()) - 0.4) < 5 * math.sqrt(0.24 / 4000)
     torch.testing.assert_close(T.sum(1), torch.ones(5, dtype=torch.float64))
@@ -326,9 +329,10 @@ def test_instance_scale_without_a_bound_or_deviation() -> None:
 @examples_of(n=st.integers(1, 60), rate=rates, seed=seeds)
 def test_open_set_replaces_a_share_by_distinct_rows(n: int, rate: float, seed: int) -> None:
     y = some_labels(n, 3, seed)
-    noisy, T, replaced = noise.open_set(y, 3, rate, seeded(seed), 70)
-    assert torch.equal(noisy, y)
-    assert torch.equal(T, torch.eye(3, dtype=torch.float64))
+    drawn = noise.open_set(y, 3, rate, seeded(seed), 70)
+    replaced = drawn.replaced
+    assert torch.equal(drawn.y, y)
+    assert torch.equal(drawn.T, torch.eye(3, dtype=torch.float64))
     assert replaced is not None
     used = replaced[replaced >= 0]
     assert len(used) == round(rate * n)
