@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # cheaper than the defaults, or better f
     "dmi_ns": {"warmup": 0.2},
     "lccn": {"warmup": 0.1},
     "masking": {"warmup": 0.1, "critics": 2},
+    "mlc": {"meta_lr": 0.001},
     "mlc_wang": {"matrix_lr": 30.0},
     "mlnt": {"updates": 3},
     "promix": {"tau": 0.9, "warm_up": 3.0},
