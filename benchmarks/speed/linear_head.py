@@ -27,7 +27,7 @@ from warpi.utils.files import write_atomically
 
 FEATURES, CLASSES, ROWS, TRUSTED, BATCH = 1280, 10, 25_600, 100, 256
 WARPI: dict[str, dict[str, Any]] = {
-    "warpi, table defaults": {"output": "tanh", "label_input": "one_hot"},
+    "warpi, table defaults": {**warpi.WarPI.for_tables, "v_start": None},  # the steps after the start of V
     "warpi, paper's form": {},
 }
 BLOCK, BLOCKS, WARM_UP = 5, 40, 10

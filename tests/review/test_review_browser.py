@@ -541,7 +541,7 @@ def test_copies_side_by_side(browser: Browser, errors: list[str], tmp_path: Path
         expect(page.locator("#copies-text")).to_contain_text("The labels contradict each other")
         expect(page.locator(".copy strong")).to_have_text(["emu", "cat", "emu"])
         if kind == "images":
-            assert page.evaluate("[...document.querySelectorAll('.copy img')].every(img => img.naturalWidth > 0)")
+            page.wait_for_function("[...document.querySelectorAll('.copy img')].every(img => img.naturalWidth > 0)")
         else:
             expect(page.locator(".copy td.own").first).to_be_visible()  # a cell that differs from that of the first row
         for width in WIDTHS:

@@ -1,5 +1,6 @@
 """The training loop, shared by all methods."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -185,7 +186,8 @@ def check_log(log: Log, method: Method) -> None:
     for key, value in log.items():
         if key in ("epoch", "lr", "seconds") or str(key).startswith(("val_", "test_")):
             raise UserError(f"{name}.step logs {key!r}, which the engine also logs; choose another name")
-        if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
+        # Tensors are checked first, because a check of the protocol takes long.
+        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)):
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"{name}.step logs {got} as {key!r}, not one number; average it, or leave it out")
 
@@ -199,7 +201,7 @@ def check_state(method: Method, at: TrainingState) -> None:
 
 def _check_finite(values: Mapping[str, Tensor], method: Method, at: TrainingState) -> None:
     for name, value in values.items():
-        if not value.isfinite().all():
+        if not (math.isfinite(value.item()) if value.numel() == 1 else value.isfinite().all()):
             raise Diverged(
                 f"{name} became {value[~value.isfinite()][0].item()} at epoch {at.epoch + 1}, step {at.step} "
                 f"(lr {method.lr:g}); lower --lr or --meta-lr, or check the inputs"
