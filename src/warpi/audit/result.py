@@ -272,7 +272,9 @@ def read_audit(folder: Path | str) -> Audit:
         _check(audit)
         return audit
     except MALFORMED_ERRORS as e:
-        raise UserError(f"{path} is damaged or of another version ({e}); recreate it with: warpi audit {folder}") from e
+        raise UserError(
+            f"{path} is damaged or was written by another version ({e}); recreate it with: warpi audit {folder}"
+        ) from e
 
 
 _OTHERS = ("classes", "error_rates", "facts", "pairs", "copies")  # fields that are not arrays

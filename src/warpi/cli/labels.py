@@ -213,7 +213,7 @@ def duplicates(argv: list[str]) -> None:
     parser.add("--trusted FILE", "trusted rows to compare with: a file or folder of the same kind")
     parser.add("--test FILE", "test rows to compare with: a file or folder of the same kind")
     parser.add("--label COLUMN", "column with the labels (default: label)")
-    parser.add("--root DIR", "folder in which the paths of a list of images start")
+    parser.add("--root DIR", "folder that the paths of a list of images are relative to")
     parser.add("--drop A,B,...", "columns of a table to ignore, such as ids: rows that differ only there are copies")
     parser.add("--exact", "find exact copies and broken images only, which is faster")
     parser.add_output("--csv", "write a table with one line per row")

@@ -1,4 +1,4 @@
-"""Make a task from a data set: split the rows once, corrupt the training labels, keep the true labels apart."""
+"""Make a task from a data set: split the rows once, corrupt the training labels, keep the true labels separate."""
 
 import logging
 from dataclasses import dataclass, replace

@@ -282,7 +282,7 @@ def check_devices(n: int, device: torch.device) -> None:
     if n < 1:
         raise UserError(f"--devices must be at least 1, got {n}")
     if device.type == "cuda" and n > 1 and device.index is not None:
-        raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {device}")
+        raise UserError(f"--devices {n} uses the first {n} GPUs; give --device cuda, not {device}")
     available = torch.cuda.device_count()
     if device.type == "cuda" and n > available:
         raise UserError(

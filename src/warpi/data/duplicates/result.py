@@ -56,7 +56,7 @@ class Duplicates:
 
     @property
     def labels_differ(self) -> NDArray[np.bool_]:
-        """Which rows have a copy with another label.  [N]"""
+        """Which rows have a copy with a different label.  [N]"""
         return self._vary(self.label)
 
     @property
