@@ -73,8 +73,8 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "rows whose labels are hidden until you choose a class (default: random ones, with at most 10 classes)",
     )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
-    parser.add("--host ADDRESS", "listen on this address, unencrypted, for other machines (default: 127.0.0.1)")
-    parser.add("--tls-cert FILE", "certificate (PEM), to encrypt the connections", Path)
+    parser.add("--host ADDRESS", "listen on this address, for other machines (default: 127.0.0.1)")
+    parser.add("--tls-cert FILE", "certificate (PEM); without one, connections are not encrypted", Path)
     parser.add("--tls-key FILE", "its private key (PEM)", Path)
     parser.add("--people NAME,NAME,...", "several people review: each gets a link and a part of the rows")
     parser.add("--overlap X", "with --people: share of the rows that two people decide (default: 0.1)", float)

@@ -370,7 +370,7 @@ def describe_nodes(nodes: int, devices: int, argv: list[str], restarts: int) -> 
     )
     srun = f"srun --nodes {nodes} --ntasks-per-node {devices} --kill-on-bad-exit=1 warpi {command}"
     where = f"on each of the {nodes} machines, with the name of one of them instead of HOST"
-    return f"{where}:\n  {torchrun}\nor once, in a job of SLURM:\n  {srun}"
+    return f"{where}:\n  {torchrun}\nor once, in a SLURM job:\n  {srun}"
 
 
 def use_srun() -> bool:
