@@ -185,7 +185,7 @@ def load_or_make_audit(run: Run) -> Audit:
     facts = stored.facts
     if digest_decisions(run.path) == facts.get("decisions"):
         return stored
-    log.info("people have made decisions since the last audit, so it is made again")
+    log.info("people have made decisions since the last audit, so it is repeated")
     lists = [file for file in facts.get("checked_lists", ()) if Path(file).exists()]
     return audit(run, folds=facts["folds"] or None, rows=facts["rows"], threshold=facts["threshold"], checked=lists)
 

@@ -199,7 +199,7 @@ def pick(argv: list[str]) -> None:
     say(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
-        say(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
+        say(f"next: warpi review {run} --rows {listed}, or fill it in and run warpi audit {run} --checked {listed}")
     else:
         words = [word for name, value in to_written_names(settings).items() for word in flag(name, value)]
         listed = shlex.join([*words, "--rows", str(given["csv"]), "--out", "checked"])

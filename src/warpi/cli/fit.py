@@ -37,7 +37,7 @@ data:
 
 training:
   --method NAME         name from `warpi list methods` (default: auto; for images on a GPU, a network)
-  --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: forest and logistic)
+  --model NAME          forest, boosting, logistic or knn: kind of model that auto uses (default: forest and logistic)
   --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)

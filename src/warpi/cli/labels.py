@@ -134,7 +134,9 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
         table.add_row(*map(cell, (quality["annotator"], quality["n"], accuracy, interval, quality["checked"])))
     Console(highlight=False).print(table)
     if not any(quality["checked"] for quality in about["annotators"]):
-        say("without trusted rows, the accuracies assume independent mistakes of the annotators and may be too high")
+        say(
+            "without trusted rows, the accuracies assume that annotators make independent mistakes, and may be too high"
+        )
     right = about["consensus"]
     interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
     say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
