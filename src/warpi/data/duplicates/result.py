@@ -61,7 +61,7 @@ class Duplicates:
 
     @property
     def across_parts(self) -> NDArray[np.bool_]:
-        """Which rows have a copy in another part.  [N]"""
+        """Which rows have a copy in a different part.  [N]"""
         return self._vary(self.part)
 
     def columns(self) -> dict[str, Any]:
