@@ -1,4 +1,4 @@
-"""Learn from data with partly wrong labels, when a few hundred examples can be trusted."""
+"""Learn from data with partly wrong labels, with the help of a few trusted examples."""
 
 from importlib import import_module
 from typing import Any

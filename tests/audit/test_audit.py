@@ -69,7 +69,7 @@ def test_stored_audit_is_read_back_and_damaged_files_are_refused(run: Run, judge
     judged = replace(judged, **{f.name: getattr(judged, f.name)[:20] for f in fields(judged) if f.name in PER_ROW})
     for content in (b"", b"nonsense", (run.path / "audit.npz").read_bytes()[:-40]):
         (tmp_path / "audit.npz").write_bytes(content)
-        with pytest.raises(UserError, match="is damaged or of another version"):
+        with pytest.raises(UserError, match="is damaged or was written by another version"):
             read_audit(tmp_path)
     with pytest.raises(UserError, match="warpi audit"):
         read_audit(tmp_path / "nothing")
@@ -83,7 +83,9 @@ def test_stored_audit_is_read_back_and_damaged_files_are_refused(run: Run, judge
         ("T", lambda v: v.astype(str)),
     ):
         replace(judged, **{name: change(getattr(judged, name))}).save(tmp_path)
-        with pytest.raises(UserError, match=f"is damaged or of another version.*{name if name != 'row' else ''}"):
+        with pytest.raises(
+            UserError, match=f"is damaged or was written by another version.*{name if name != 'row' else ''}"
+        ):
             read_audit(tmp_path)
     facts = dict(judged.facts)
     for change_of in (
@@ -96,10 +98,10 @@ def test_stored_audit_is_read_back_and_damaged_files_are_refused(run: Run, judge
         {"facts": {name: value for name, value in facts.items() if name != "uncertainty"}},
     ):
         replace(judged, **change_of).save(tmp_path)
-        with pytest.raises(UserError, match="is damaged or of another version"):
+        with pytest.raises(UserError, match="is damaged or was written by another version"):
             read_audit(tmp_path)
     np.savez(tmp_path / "audit.npz", about=np.array("5"))
-    with pytest.raises(UserError, match="is damaged or of another version"):
+    with pytest.raises(UserError, match="is damaged or was written by another version"):
         read_audit(tmp_path)
 
 

@@ -83,5 +83,5 @@ def test_copies_are_stored_and_read_back(run: Run, made: Audit, tmp_path: Path) 
 def test_damaged_copies_are_refused(made: Audit, tmp_path: Path, change: Callable[[Any], dict[str, Any]]) -> None:
     assert made.copies is not None
     replace(made, copies=replace(made.copies, **change(made.copies))).save(tmp_path)
-    with pytest.raises(UserError, match="is damaged or of another version"):
+    with pytest.raises(UserError, match="is damaged or was written by another version"):
         read_audit(tmp_path)

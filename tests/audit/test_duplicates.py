@@ -189,7 +189,7 @@ def test_near_copies_across_parts_are_described_before_training(folder: Path) ->
             "1 of 3 test rows is a copy or near copy of a training row; the test accuracy may be too high",
             "1 of 3 trusted rows is a copy or near copy of a training row; the accuracy on trusted rows may be too "
             "high",
-            "to list the copies, so that you can remove one of each two: warpi duplicates d",
+            "to list the copies, so that you can keep one of each group: warpi duplicates d",
         ]
         assert describe_leaks(train, None, None, None, dataset.classes, "x") == []
 

@@ -345,7 +345,7 @@ def test_a_removed_field(plugin: str, tmp_path: Path, capsys: pytest.CaptureFixt
     flags = ["--use", plugin]
     assert main([*flags, "fit", *FLAGS, "--method", "mine", "--q", "0.9", "--out", "a"]) == 0
     (tmp_path / plugin).write_text(MINE.replace("    q: float = 0.7\n", "    q = 0.7\n").replace("q=0.5", ""))
-    wanted = "made with q = 0.9, but the method 'mine' of mine.py no longer has a field 'q'; put it back, or train"
+    wanted = "made with q = 0.9, but the method 'mine' of mine.py no longer has a field 'q'; restore it, or train"
     for argv in (["audit"], ["fit", "--resume", "--out"]):
         assert wanted in error_of(capsys, *flags, *argv, "a")
 

@@ -22,7 +22,7 @@ _MIN_IN_ORDER = 10  # fewer checked rows at the start of the list may be there b
 
 
 def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]:
-    """Read a pick file in which a person has filled the column `checked_label`, one dict per row.
+    """Read a pick file in which a person has filled in the column `checked_label`, one dict per row.
 
     `path` may instead be a file that `warpi review` exported; then `picked` is the pick file that the review was
     started with. Cells of the pick file count if the export says nothing about their row.
@@ -37,7 +37,7 @@ def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]
         if name not in rows[0]:
             raise UserError(f"{path} has no column {name!r}; give a filled file of `warpi pick --csv`")
     if not any(cells[CHECKED] for cells in rows):
-        raise UserError(f"no row of {path} is checked; fill the column {CHECKED}")
+        raise UserError(f"no row of {path} is checked; fill in the column {CHECKED}")
     return rows
 
 

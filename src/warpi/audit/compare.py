@@ -85,7 +85,7 @@ def _score(run: Run, name: str, folds: int, deadline: float | None) -> Entry:
 
 
 def _class_sizes(run: Run) -> Any:
-    """About how many noisy rows belong to each class: as `auto` counts them, so that its scores are comparable."""
+    """Estimated number of noisy rows of each class, computed as in `auto`, so that the scores are comparable."""
     task = run.task
     given = task.train.y.cpu().numpy()
     own = run.method.out_of_sample()

@@ -79,7 +79,7 @@ def _combine_with_own(method: Method, split: Split) -> CrossFit:
 
 
 def _fit_all(method: Method, split: Split) -> CrossFit:
-    """Every fit leaves out another part of the trusted rows. The only one of a class is never left out."""
+    """Every fit leaves out a different part of the trusted rows. The only trusted row of a class is never left out."""
     rows = _read_rows(method, split)
     can_leave_out = np.bincount(rows.y_trusted, minlength=rows.n_classes)[rows.y_trusted] > 1
     folds = split_into_folds(rows.y_trusted, FITS, method.recipe.seed)

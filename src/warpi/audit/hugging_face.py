@@ -1,4 +1,4 @@
-"""Write the data of a run, with what an audit says about its labels, as a data set of Hugging Face `datasets`."""
+"""Write the data of a run, with what an audit says about its labels, as a Hugging Face data set."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def save_with_audit(
     The training rows have three more columns: `label_quality`, `suggested_label` and `is_label_issue`; rows that were
     not audited have none of them. All rows, columns, images and other splits stay. `corrected` replaces columns, and
     adds others: each has a value per training row. `dropped` are training rows that are left out. If the data are
-    features of a data set of Hugging Face (`warpi embed`), that data set is written.
+    features of a Hugging Face data set (`warpi embed`), that data set is written.
     """
     try:
         import datasets
@@ -66,7 +66,7 @@ def save_with_audit(
 
 
 def embedded_source(data: str, label: str | None) -> tuple[str, str | None]:
-    """The data set of Hugging Face from which features were computed, and its column of labels; or both as they are."""
+    """The Hugging Face data set from which features were computed, and its column of labels; or both as they are."""
     if not is_features(Path(data)):
         return data, label
     manifest = FeatureFolder(Path(data)).read_manifest()
@@ -123,7 +123,7 @@ def _set_column(split: Any, name: str, column: list[Any], rows: Ints, kind: Any)
 
 
 def _source_splits(dataset: Dataset, data: str) -> dict[str, Any]:
-    """The data of a run as data sets of Hugging Face, by part."""
+    """The data of a run as Hugging Face data sets, by part."""
     from datasets.table import InMemoryTable
 
     import datasets

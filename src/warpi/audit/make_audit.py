@@ -73,7 +73,7 @@ def audit(
         threshold: labels with a higher `wrong_probability` are reported as issues.
         device: "auto", "cpu" or "cuda".
         save: whether to store the result in the run folder.
-        checked: lists of `warpi pick`, in which a person has filled the column `checked_label`.
+        checked: lists of `warpi pick`, in which a person has filled in the column `checked_label`.
         probabilities: instead of a run: an array [N, K], or a .npy, .csv or .parquet file, from models that were not
             trained on the row they predict. A .npy file is read in chunks.
         labels: with probabilities: the given labels [N], as class names or numbers, a file, or a Dataset of Hugging
@@ -185,7 +185,7 @@ def load_or_make_audit(run: Run) -> Audit:
     facts = stored.facts
     if digest_decisions(run.path) == facts.get("decisions"):
         return stored
-    log.info("people have made decisions since the last audit, so it is made again")
+    log.info("people have made decisions since the last audit, so it is repeated")
     lists = [file for file in facts.get("checked_lists", ()) if Path(file).exists()]
     return audit(run, folds=facts["folds"] or None, rows=facts["rows"], threshold=facts["threshold"], checked=lists)
 

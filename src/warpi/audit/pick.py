@@ -46,7 +46,7 @@ class Pick:
     copied: Mapping[str, Sequence[str]] = field(default_factory=dict)  # [N] columns of the data by name, such as ids
 
     def to_csv(self, path: Path | str) -> None:
-        """Write the list. A person fills the column `checked_label`; blank rows count as not checked."""
+        """Write the list. A person fills in the column `checked_label`; blank rows count as not checked."""
         audit = self.audit
         audited = {} if audit is None else {row: i for i, row in enumerate(audit.row.tolist())}
         path_column = ["path"] if self.paths is not None else []

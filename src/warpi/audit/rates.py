@@ -28,7 +28,7 @@ class Rate:
     rate: float
     low: float | None
     high: float | None
-    checked: int  # random checks that the interval rests on
+    checked: int  # random checks that the interval is based on
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +89,9 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
 def combine_with_expectation(number: Rate, expected: float, level: float = 0.9) -> Rate:
     """A number of rows between the estimate from random checks and the one that a model expects.
 
-    Each counts by the inverse of its variance: that of the checks is known from their interval, that of the model from
-    other tables. Few checks move the number little, many decide it. The interval rests on the checks and stays.
+    Each is weighted by the inverse of its variance: that of the checks is known from their interval, that of the model
+    from other tables. With few checks the number is close to the model's, with many to theirs. The interval is based on
+    the checks alone and does not change.
     """
     if number.low is None or number.high is None:
         return number
@@ -180,7 +181,7 @@ def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[f
     """Wilson's interval for the sample size at which a proportion has this variance.
 
     If the estimate is closer to 0 or 1 than one standard deviation, this size can be near 0, and the interval would be
-    too wide to be of use. Then the size of a proportion one standard deviation away from 0 or 1 is used, at most n.
+    too wide to be useful. Then the size of a proportion one standard deviation away from 0 or 1 is used, at most n.
     """
     clipped = min(max(estimate, 0.001), 0.999)
     variance = max(variance, 1e-12)

@@ -79,7 +79,7 @@ class Audit:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the noise rate has an interval that rests on checked rows. The intervals of older audits do not."""
+        """Whether the noise rate has an interval based on checked rows. The intervals of older audits do not."""
         return is_checked(self.facts["noise_rate"])
 
     @property
@@ -227,12 +227,12 @@ def _format_lines(columns: Mapping[str, Any], size: int = 20_000) -> Iterator[li
 
 
 def is_checked(rate: Mapping[str, Any]) -> bool:
-    """Whether a rate has an interval that rests on checked rows."""
+    """Whether a rate has an interval based on checked rows."""
     return rate.get("level") is not None and rate["low"] is not None
 
 
 def describe_rate(rate: Mapping[str, Any]) -> str:
-    """A noise rate in words, with its interval if it rests on checked rows."""
+    """A noise rate in words, with its interval if it is based on checked rows."""
     percent = f"{100 * rate['rate']:.1f} %"
     if not is_checked(rate):
         return f"{percent} ({MODEL_BASED})"
@@ -272,7 +272,9 @@ def read_audit(folder: Path | str) -> Audit:
         _check(audit)
         return audit
     except MALFORMED_ERRORS as e:
-        raise UserError(f"{path} is damaged or of another version ({e}); recreate it with: warpi audit {folder}") from e
+        raise UserError(
+            f"{path} is damaged or was written by another version ({e}); recreate it with: warpi audit {folder}"
+        ) from e
 
 
 _OTHERS = ("classes", "error_rates", "facts", "pairs", "copies")  # fields that are not arrays

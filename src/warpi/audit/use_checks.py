@@ -115,7 +115,7 @@ def count_wrong_labels(audit: Audit, label: Ints, above: float = 0.0, level: flo
     n, given = len(audit), audit.given
     noise_rate = audit.facts["noise_rate"]
     before = Rate(n, noise_rate["rate"], noise_rate["low"], noise_rate["high"], noise_rate.get("checked", 0))
-    if noise_rate.get("level") is None:  # an older audit, whose interval does not rest on checks
+    if noise_rate.get("level") is None:  # an older audit, whose interval is not based on checks
         before = replace(before, low=None, high=None)
     q = audit.posterior.copy()
     pairs = audit.pairs

@@ -17,7 +17,7 @@ def smooth(p: Floats, amount: float) -> Floats:
 
 
 def sharpen(p: Floats, power: float) -> Floats:
-    """Probabilities to a power, normalized, with a little of the uniform distribution before and after."""
+    """Raise probabilities to a power and normalize, with a little of the uniform distribution before and after."""
     raised = smooth(p, SMOOTH) ** power
     return smooth(raised / raised.sum(1, keepdims=True), SMOOTH)
 

@@ -31,7 +31,7 @@ MOST_BOOSTED = 30_000  # rows of one fit of boosting
 MOST_BOOSTED_AT_LAST = 150_000  # the same for the fit on all rows
 MOST_LINEAR = 40_000  # rows of a linear model in the fit on all rows
 MOST_POINTS = 20_000  # of the nearest-neighbor model
-ESTIMATOR_FOLDS = 3  # of boosting and of classifiers of the user, which are slower than the others
+ESTIMATOR_FOLDS = 3  # of boosting and of the user's classifiers, which are slower than the others
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
 
 

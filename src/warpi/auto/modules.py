@@ -278,7 +278,7 @@ class Mixture(nn.Module):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *_: Any, **__: Any) -> None:  # type: ignore[override]
-        """Rebuild all parts from `state`, also in a `Mixture()` that has none."""
+        """Rebuild all parts from `state`, even in a `Mixture()` that has none."""
         self.parts = nn.ModuleList(build_part(stored) for stored in state["parts"])
         self.nodes = [Node(**stored) for stored in state["nodes"]]
         images = state.get("images")

@@ -1,4 +1,4 @@
-"""The matrix T[true class, given label], and the posterior of the true class of each noisy row."""
+"""Estimate the matrix T[true class, given label] for `auto`, and the posterior of the true class of each noisy row."""
 
 from __future__ import annotations
 

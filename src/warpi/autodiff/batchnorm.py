@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 class forward_rules(TorchFunctionMode):
     """Context manager: use a forward-mode rule for BatchNorm with two sums and one formula, in the activations' dtype.
 
-    Inputs with fewer than `least` elements use torch's rule if possible, because python code dominates their time.
+    Inputs with fewer than `least` elements use torch's rule if possible, because Python code dominates their time.
     """
 
     def __init__(self, least: int = 0) -> None:
@@ -88,7 +88,7 @@ class _BatchNorm(torch.autograd.Function):
     def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, db: Tensor | None, *_: Any) -> Any:
         x, w, m, r = ctx.saved_tensors
         dims = [0, *range(2, x.dim())]
-        # Do not use the dtype of m: without weights, a kernel may return another dtype than the trace assumes.
+        # Do not use the dtype of m: without weights, a kernel may return a different dtype than the trace assumes.
         wide = torch.promote_types(x.dtype, torch.float32)
         m = m.to(wide)
         r = r.to(wide)

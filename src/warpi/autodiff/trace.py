@@ -9,7 +9,7 @@ kernels. They are traced together and then cut apart: the first graph passes on 
 torch.compile can fuse each graph. Weights are cast to bf16 once. Random numbers are drawn in the first graph only, so
 dropout needs no replay.
 
-The python code of the network runs only while tracing. A network whose python code may act differently from step to
+The Python code of the network runs only while tracing. A network whose Python code may act differently from step to
 step (it draws from python's generators, counts, or branches on values) is refused with a reason.
 """
 
@@ -89,7 +89,7 @@ def trace_whole(
     if why:
         raise Untraceable(why)
     if _python_state(net) != before:
-        raise Untraceable("its python code draws from python's or numpy's generators, or changes numbers it holds")
+        raise Untraceable("its Python code draws from Python's or NumPy's generators, or changes numbers it holds")
     _drop_zeros(whole.graph)
     return whole
 
@@ -127,11 +127,11 @@ def _same_form(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _python_state(net: nn.Module) -> Any:
-    """Changes if the python code of a network draws random numbers or modifies its attributes."""
+    """Changes if the Python code of a network draws random numbers or modifies its attributes."""
     return get_python_rng_state(), python_values(net)
 
 
 def python_values(net: nn.Module) -> tuple[Any, ...]:
-    """The python numbers and strings that the modules of a network hold."""
+    """The Python numbers and strings that the modules of a network hold."""
     kinds = (bool, int, float, str)
     return tuple(value for m in net.modules() for value in vars(m).values() if type(value) in kinds)

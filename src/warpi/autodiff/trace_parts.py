@@ -272,7 +272,7 @@ def _holds_tensors(module: fx.GraphModule) -> bool:
 
 
 def _compile(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
-    """The function that torch.compile makes of a graph, or the graph itself if that fails."""
+    """Compile a graph with torch.compile. If that fails, use the graph itself."""
     compiled: Callable[..., Sequence[Any]] = torch.compile(module, fullgraph=True, dynamic=False)
     chosen: list[Callable[..., Sequence[Any]]] = []
 

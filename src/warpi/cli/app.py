@@ -42,7 +42,7 @@ _SUMMARIES = "\n".join(f"  {name:<14}{summary}" for name, (_, summary) in COMMAN
 USAGE = f"""usage: warpi COMMAND ...
        warpi --use FILE.py COMMAND ...
 
-Learn from data with partly wrong labels, when a few hundred examples can be trusted.
+Learn from data with partly wrong labels, with the help of a few trusted examples.
 
 commands:
 {_SUMMARIES}

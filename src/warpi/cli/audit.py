@@ -35,11 +35,11 @@ def audit(argv: list[str]) -> None:
     parser.add_output("--csv", "write a table with one line per example")
     parser.add_output("--parquet", "write the same table as parquet")
     parser.add_output("--json", "write the transition matrix, the error rates by class and how they were estimated")
-    parser.add("--hf FOLDER", "write the data and the audit as a data set of Hugging Face, for load_from_disk", Path)
+    parser.add("--hf FOLDER", "write the data and the audit as a Hugging Face data set, for load_from_disk", Path)
     parser.add(
         "--folds K",
-        "train the run K more times, each time without some rows, and judge these rows; 0: the run itself judges all "
-        "rows (default: 0 for networks of images; otherwise `auto` judges, also if the run used another method)",
+        "train the run K more times, each time without some rows, and predict these rows; 0: predict all rows with the "
+        "run itself (default: 0 for image networks; otherwise `auto` predicts, even if the run used another method)",
         int,
     )
     parser.add(
@@ -48,9 +48,7 @@ def audit(argv: list[str]) -> None:
         "right)",
     )
     parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
-    parser.add(
-        "--checked FILE.csv,...", "lists of `warpi pick` in which checked_label is filled; they improve the audit"
-    )
+    parser.add("--checked FILE.csv,...", "lists of `warpi pick` with checked_label filled in; they improve the audit")
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
@@ -156,14 +154,14 @@ def pick(argv: list[str]) -> None:
     )
     parser.add_argument("n", type=int, nargs="?", metavar="N", help="number of rows to pick")
     parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, if there is one")
-    parser.add_output("--csv", "write the list; a person fills its column checked_label")
+    parser.add_output("--csv", "write the list; a person fills in its column checked_label")
     parser.add("--unbiased", "pick all rows at random, for the best estimate of the noise rate")
     parser.add("--coverage", "without a run: spread the rows over the inputs of each class")
     parser.add("--seed N", "random seed of the choice and of --noise", int, 0)
     parser.add("--estimate FILE", "read a checked list and print the noise rate it implies", Path)
-    parser.add("--picked FILE", "with --estimate of an export of `warpi review`: the list itself", Path)
+    parser.add("--picked FILE", "if --estimate reads an export of `warpi review`: the list that was reviewed", Path)
     add_trusted_output(parser, "with --estimate: write the checked rows as a set for `warpi fit --trusted`")
-    parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
+    parser.add("--balanced", "with --export-trusted: write the same number of rows per class, leave out the rest")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
     add_copied_columns(parser)
@@ -201,7 +199,7 @@ def pick(argv: list[str]) -> None:
     say(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
-        say(f"next: warpi review {run} --rows {listed}, or fill it and run warpi audit {run} --checked {listed}")
+        say(f"next: warpi review {run} --rows {listed}, or fill it in and run warpi audit {run} --checked {listed}")
     else:
         words = [word for name, value in to_written_names(settings).items() for word in flag(name, value)]
         listed = shlex.join([*words, "--rows", str(given["csv"]), "--out", "checked"])

@@ -37,7 +37,7 @@ def corrupt(argv: list[str]) -> None:
 
 
 def bench(argv: list[str]) -> None:
-    """For the authors of this library: the code is in `benchmarks/`, not in the package."""
+    """For developers of warpi: the code is in `benchmarks/`, not in the package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "benchmarks" / "meta_step").is_dir():
         raise UserError("warpi bench needs a checkout of the repository; run there: python -m benchmarks.meta_step")
@@ -58,13 +58,15 @@ def sweep(argv: list[str]) -> None:
     parser.add(
         "--on local|ray[:ADDRESS]|slurm", "where to train: this machine, a Ray cluster or SLURM", default="local"
     )
-    parser.add("--gpus-per-run N", "GPUs of each run on a cluster: 0, 1, or a part, such as 0.5 for two runs per GPU")
+    parser.add(
+        "--gpus-per-run N", "GPUs of each run on a cluster: 0, 1, or a fraction, such as 0.5 for two runs per GPU"
+    )
     parser.add_argument(
         "--sbatch",
         action="append",
         default=[],
         metavar="OPTION",
-        help="option of sbatch, such as time=2:00:00; repeatable",
+        help="option of sbatch, such as time=2:00:00; may be repeated",
     )
     parser.add("--root DIR", "folder with the files of a built-in data set", Path)
     parser.add_argument(

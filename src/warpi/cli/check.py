@@ -166,7 +166,7 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
                 n += len(files)
                 if n > limit("FILES"):
                     raise refuse(path, "holds too many files", "FILES")
-        kind = "a data set of Hugging Face" if is_saved(path) else "images or texts with one folder per class"
+        kind = "a Hugging Face data set" if is_saved(path) else "images or texts with one folder per class"
         yield Finding("kind", f"a folder of {n:,} files, read as {kind}")
     yield from _links_that_leave(path)
     yield Finding("opening", "reads the files below this folder and executes nothing; links that leave it are refused")

@@ -37,7 +37,7 @@ data:
 
 training:
   --method NAME         name from `warpi list methods` (default: auto; for images on a GPU, a network)
-  --model NAME          forest, boosting, logistic or knn: the kind of model that auto uses (default: it compares all)
+  --model NAME          forest, boosting, logistic or knn: kind of model that auto uses (default: forest and logistic)
   --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)
@@ -178,7 +178,7 @@ def compare(argv: list[str]) -> None:
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a finished run of auto; or give --data")
     parser.add("--methods A,B,...", "also train these methods (`warpi list methods`)")
     parser.add("--folds K", "trainings of each method, each without some trusted rows (default: 3)", int, 3)
-    parser.add("--budget TIME", "time for auto, and again for the methods, such as 60s or 5m (default: no limit)")
+    parser.add("--budget TIME", "time for auto, and the same for the methods, such as 60s or 5m (default: no limit)")
     parser.add("--out DIR", "run folder to write, with --data", Path)
     parser.add("--seed N", "random seed of a new run", int, 0)
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
@@ -318,7 +318,7 @@ def _make_parser(method: str) -> Parser:
     parser.add("--checkpoint-epochs N", "epochs between checkpoints (default: 1)", int, 1)
     parser.add("--track A,B,...", f"also send the numbers of each epoch to {', '.join(TRACKERS)}", default="")
     parser.add_argument("--tensorboard", action="store_true", help=argparse.SUPPRESS)  # the old name
-    parser.add("--quiet", "print nothing but errors")
+    parser.add("--quiet", "print only errors")
     add_data_flags(parser, "data")
     add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)
     prefix = type(METHODS[method]).__name__ + "."

@@ -134,7 +134,9 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
         table.add_row(*map(cell, (quality["annotator"], quality["n"], accuracy, interval, quality["checked"])))
     Console(highlight=False).print(table)
     if not any(quality["checked"] for quality in about["annotators"]):
-        say("without trusted rows, the accuracies assume independent mistakes of the annotators and may be too high")
+        say(
+            "without trusted rows, the accuracies assume that annotators make independent mistakes, and may be too high"
+        )
     right = about["consensus"]
     interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
     say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
@@ -213,7 +215,7 @@ def duplicates(argv: list[str]) -> None:
     parser.add("--trusted FILE", "trusted rows to compare with: a file or folder of the same kind")
     parser.add("--test FILE", "test rows to compare with: a file or folder of the same kind")
     parser.add("--label COLUMN", "column with the labels (default: label)")
-    parser.add("--root DIR", "folder in which the paths of a list of images start")
+    parser.add("--root DIR", "folder that the paths of a list of images are relative to")
     parser.add("--drop A,B,...", "columns of a table to ignore, such as ids: rows that differ only there are copies")
     parser.add("--exact", "find exact copies and broken images only, which is faster")
     parser.add_output("--csv", "write a table with one line per row")

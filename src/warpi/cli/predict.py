@@ -17,11 +17,11 @@ def predict(argv: list[str]) -> None:
     parser.add_output("--csv", "write row, ids, predicted, probability, p_CLASS ...", required=True)
     parser.add("--missing fill|error", "fill missing cells of a table, or refuse them (default: as in training)")
     parser.add(
-        "--unknown ignore|error", "ignore values that training rows lack, or refuse them (default: as in training)"
+        "--unknown ignore|error", "ignore or refuse values that training rows do not have (default: as in training)"
     )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print nothing but errors")
+    parser.add("--quiet", "print only errors")
     given = parser.read(argv)
     from warpi.runs.predictions import predict as predict_data
 
@@ -51,11 +51,11 @@ def embed(argv: list[str]) -> None:
     parser.add("--out DIR", "folder of features to write", Path, required=True)
     parser.add("--label COLUMN", "column with the labels (default: label)")
     parser.add("--text COLUMN", "column with the texts (default: text)")
-    parser.add("--root DIR", "folder in which listed images start (default: that of the list)", Path)
+    parser.add("--root DIR", "folder that listed paths are relative to (default: that of the list)", Path)
     parser.add("--image-size N", "side of the images in pixels (default: that of the embedder)", int)
     parser.add("--batch-size N", "images or texts per call of the embedder (default: 64)", int, 64)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print nothing but errors")
+    parser.add("--quiet", "print only errors")
     given = parser.read(argv)
     from warpi.datasets.embedding.embed import embed as embed_source
 
@@ -85,14 +85,14 @@ def convert(argv: list[str]) -> None:
         Path,
         required=True,
     )
-    parser.add("--root FOLDER", "folder in which the paths of a list of images start (default: that of the list)", Path)
+    parser.add("--root FOLDER", "folder that listed paths are relative to (default: that of the list)", Path)
     parser.add("--label COLUMN", "column with the labels (default: label)")
     parser.add("--drop A,B,...", "columns to ignore")
     parser.add("--types A=KIND,...", "kinds of columns: number, category or date (default: by their content)")
     parser.add("--like FILE.npy", "read the columns as for this file, which was converted before", Path)
     parser.add("--missing fill|error", "fill missing cells, or refuse them (default: fill)", default="fill")
     parser.add("--unknown ignore|error", "ignore unknown values, or refuse them (default: ignore)", default="ignore")
-    parser.add("--quiet", "print nothing but errors")
+    parser.add("--quiet", "print only errors")
     given = parser.read(argv)
     if given["out"].suffix == ".parquet":
         _convert_images(given)

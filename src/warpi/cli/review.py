@@ -73,10 +73,10 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "rows whose labels are hidden until you choose a class (default: random ones, with at most 10 classes)",
     )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
-    parser.add("--host ADDRESS", "listen on this address, unencrypted, for other machines (default: 127.0.0.1)")
-    parser.add("--tls-cert FILE", "certificate (PEM), to encrypt the connections", Path)
+    parser.add("--host ADDRESS", "listen on this address, for other machines (default: 127.0.0.1)")
+    parser.add("--tls-cert FILE", "certificate (PEM); without one, connections are not encrypted", Path)
     parser.add("--tls-key FILE", "its private key (PEM)", Path)
-    parser.add("--people NAME,NAME,...", "review by several people: each has an own link and own rows")
+    parser.add("--people NAME,NAME,...", "several people review: each gets a link and a part of the rows")
     parser.add("--overlap X", "with --people: share of the rows that two people decide (default: 0.1)", float)
     parser.add("--no-browser", "print the link without opening a browser")
     parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
@@ -85,7 +85,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "--accept-above P", "accept all suggestions that are more probable than P without looking at them", float
     )
     parser.add("--undo-accepted", "take back the last --accept-above")
-    parser.add("--balanced", "with --export-trusted: write the same number of every class, and leave out the others")
+    parser.add("--balanced", "with --export-trusted: write the same number of rows per class, leave out the rest")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
@@ -129,7 +129,7 @@ def correct(argv: list[str]) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder; it is audited if it has no audit")
     parser.add_output("--out", "write the corrected data (.csv or .parquet)")
-    parser.add("--hf FOLDER", "write the corrected data as a data set of Hugging Face, for load_from_disk", Path)
+    parser.add("--hf FOLDER", "write the corrected data as a Hugging Face data set, for load_from_disk", Path)
     parser.add("--above P", "change a label only if its suggestion is more probable than this (default: 0)", float, 0.0)
     parser.add("--review DIR", "folder with the decisions (default: RUN/review)", Path)
     add_trusted_output(

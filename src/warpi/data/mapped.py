@@ -19,7 +19,7 @@ from warpi.errors import UserError
 
 BLOCK_BYTES = 2**24  # read at once
 MOST_ROWS = 1_000_000  # with more rows in a file, only what works in chunks fits into memory
-_SEEK_BYTES = 2**14  # a row of its own costs as much as these bytes in one piece
+_SEEK_BYTES = 2**14  # reading one separate row costs as much as reading this many bytes in one piece
 KINDS = (np.dtype(np.float16), np.dtype(np.float32))
 """Types of numbers that are kept as they are in the file, and widened to float32 batch by batch."""
 

@@ -1,1 +1,1 @@
-"""Readers of data sets: built-in ones by name, and tables, arrays and images of the user."""
+"""Readers of data sets: built-in ones by name, and the user's tables, arrays and images."""

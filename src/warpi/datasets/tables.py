@@ -1,4 +1,4 @@
-"""Tables of the user (.csv, .tsv, .parquet), and folders of texts."""
+"""Read tables (.csv, .tsv, .parquet) and folders of texts as data sets."""
 
 import re
 from collections.abc import Sequence

@@ -70,7 +70,7 @@ class Learner(ABC):
 
     solves: ClassVar[tuple[str, ...]] = ("classification", "regression")
     year: ClassVar[int | None] = None  # year of the paper
-    any_ways: ClassVar[bool] = True  # whether tasks may have another number of classes than in training
+    any_ways: ClassVar[bool] = True  # whether tasks may have a different number of classes than in training
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -158,14 +158,14 @@ def load(
     learner = spec.start_learner(data, where)
     with blame_file(file):
         checkpoint.restore(learner, checkpoint.load(file, where)["learner"])
-    history = folder.read_history("put it back as it was", skip_unfinished=True)  # the run may still be writing
+    history = folder.read_history("restore it", skip_unfinished=True)  # the run may still be writing
     return Run(path, spec, learner, data, _check_records(history, folder.results), digest)
 
 
 def _check_records(records: list[Record], file: Path) -> list[Record]:
     for i, record in enumerate(records, 1):
         if not {"val_mean", "episodes_per_s"} <= record.keys():
-            raise UserError(f"line {i} of {file} is not the record of a validation; put it back as it was")
+            raise UserError(f"line {i} of {file} is not the record of a validation; restore it")
     return records
 
 

@@ -169,7 +169,7 @@ def _check_spec(stored: dict[str, Any], file: Path) -> None:
     except (UserError, KeyError, TypeError) as e:
         reason = f"no {e}" if isinstance(e, KeyError) else str(e)
         version = stored.get("version")
-        advice = "put it back as it was, or choose another --out"
+        advice = "restore it, or choose another --out"
         if version != warpi.__version__:
             advice = (
                 f"it was written by warpi {version}, and this is {warpi.__version__}: use that version to resume it"

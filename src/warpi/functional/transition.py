@@ -1,4 +1,4 @@
-"""The transition matrix T of label noise: estimates of it, and losses that use it.
+"""The transition matrix T of label noise for networks: estimates of T, and losses that use it.
 
 T[i, j] is the probability that an example of true class i has the given label j. Rows are true classes and sum to 1.
 """

@@ -90,7 +90,7 @@ class Auto(Method):
                 listed = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
                 log.warning(
                     "there is no trusted example of %s: the labels of these classes are taken as they are, and the "
-                    "printed accuracy is about the other classes; check at least one row of each of them",
+                    "printed accuracy covers only the other classes; check at least one row of each of them",
                     listed,
                 )
 

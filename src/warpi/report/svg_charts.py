@@ -69,7 +69,7 @@ def swatch(look: int) -> Shape:
 def lines(
     title: str, series: Sequence[Series], unit: str = "", low: float | None = None, x_label: str = "epoch"
 ) -> "Markup":
-    """Means over epochs or another number, with a band of one standard deviation; logarithmic if they are far apart."""
+    """Means over epochs or another quantity, ± one standard deviation; logarithmic if they are far apart."""
     shown = [s for s in series if s.curve.epochs]
     values = [v for s in shown for v in s.curve.mean]
     edges = [m + side * d for s in shown for m, d in zip(s.curve.mean, s.curve.std, strict=True) for side in (-1, 1)]

@@ -255,7 +255,7 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
 
 
 def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = None) -> str:
-    """Write the data with corrected labels as a data set of Hugging Face; return the command that trains on it.
+    """Write the data with corrected labels as a Hugging Face data set; return the command that trains on it.
 
     It has the columns that `write_corrections` adds, and those of the audit (`save_with_audit`).
     """

@@ -58,7 +58,7 @@ def first_labels(items: Items, earlier: Tensor | None) -> Tensor:
 
 
 def labels_before_audit(label: Tensor, first: Tensor, checked: Collection[int]) -> Tensor:
-    """[N] the first labels of rows that have another label now which nobody has checked; -1 for other rows."""
+    """[N] the original labels of rows whose label has changed without a check by a person; -1 for other rows."""
     before = torch.where(label != first, first, -1)
     before[list(checked)] = -1
     return before

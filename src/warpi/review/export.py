@@ -292,7 +292,7 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
                 (part / folder / name).write_bytes(content)
         os.replace(part, path)
     except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror}; choose another place") from e
+        raise UserError(f"cannot write {path}: {e.strerror}; choose another path") from e
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -40,7 +40,7 @@ class Progress:
     with_audit: Floats  # [m + 1]
     next_gain: float  # labels that the most useful of the next decisions are expected to correct
     n_random: int  # decided rows that were drawn at random
-    n_new: int  # decisions that the audit does not know yet
+    n_new: int  # decisions that the audit has not used yet
     n_waiting: int = 0  # rows that were drawn at random for a list and are not decided
     has_interval: bool = False  # whether random checks gave the audit's noise rate an interval
 
@@ -67,8 +67,8 @@ class Progress:
         if self.n_waiting:
             one = self.n_waiting == 1
             return (
-                f"Go on with the list: {self.n_waiting} row{'s' * (not one)} drawn at random {'is' if one else 'are'} "
-                "undecided. Decisions about these show how many labels are wrong."
+                f"Continue with the list: {self.n_waiting} row{'s' * (not one)} drawn at random "
+                f"{'is' if one else 'are'} undecided. Decisions about these show how many labels are wrong."
             )
         if self.n_random < MIN_CHECKS and not self.has_interval:
             n = MIN_CHECKS - self.n_random
@@ -77,9 +77,7 @@ class Progress:
                 f"interval: {check_command(name, 2 * max(n, 10))}."
             )
         if self.n_new >= AHEAD:
-            return (
-                f"The audit does not know {self.n_new} of the decisions. Let it learn from them: `warpi audit {name}`."
-            )
+            return f"The audit has not used {self.n_new} of the decisions yet. To update it: `warpi audit {name}`."
         keep = "Keep the labels as they are: by the random checks, the audit's suggestions would not improve them."
         if self.can_stop:
             stop = (

@@ -116,7 +116,7 @@ def check_fields(path: Path, method: str | Method, options: Mapping[str, object]
                 where = f"of {METHOD_PLUGINS[name]}" if name in METHOD_PLUGINS else "that you gave"
             raise UserError(
                 f"the run in {path} was made with {field} = {options[field]!r}, but the method {name!r} {where} no "
-                f"longer has a field {field!r}; {'put it back, or ' * is_custom}train again with another --out"
+                f"longer has a field {field!r}; {'restore it, or ' * is_custom}train again with another --out"
             )
 
 

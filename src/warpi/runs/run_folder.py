@@ -136,7 +136,7 @@ class RunFolder:
 
     def cut_history(self, n: int) -> list[Record]:
         """The first n records, those that the checkpoint knows. Lines that a crash left after them are deleted."""
-        advice = f"put it back as it was, or {ADVICE}"
+        advice = f"restore it, or {ADVICE}"
         lines = self._read_lines(advice)[:n]
         records = [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
         if len(records) < n:

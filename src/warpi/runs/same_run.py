@@ -133,12 +133,12 @@ def check_same_run(stored: dict[str, Any], now: dict[str, Any], path: Path) -> N
     for name, before, after in differences(comparable_spec(stored["spec"]), comparable_spec(now["spec"])):
         raise UserError(
             f"{path} was made with different defaults (version {stored.get('version')}): {name} was {before!r}, now "
-            f"{after!r}; put it back as it was, or train again with another --out"
+            f"{after!r}; restore the old value, or train again with another --out"
         )
     for fact, old, new in changed_facts(stored["facts"], now["facts"]):
         raise UserError(
-            f"{fact.subject} of the run in {path} has changed: {fact.name} was {old}, now {new}; put it back as it "
-            "was, or train again with another --out"
+            f"{fact.subject} of the run in {path} has changed: {fact.name} was {old}, now {new}; restore it, or "
+            "train again with another --out"
         )
 
 

@@ -40,7 +40,7 @@ class DataSettings:
     data: str = setting(
         "digits", "name from `warpi list datasets`, or path of a table, arrays, images or features; hf:FOLDER"
     )
-    root: str | None = setting(None, "folder with the files of a named data set (default: $WARPI_DATA)")
+    root: str | None = setting(None, "folder with the files of a built-in data set (default: $WARPI_DATA)")
     label: str | None = setting(None, "column (or .npy file) with the labels (default: label)")
     drop: tuple[str, ...] = setting((), "columns of a table that are not features, such as an id (default: none)")
     types: tuple[str, ...] = setting(
@@ -48,16 +48,18 @@ class DataSettings:
     )
     text: tuple[str, ...] = setting((), "columns of a table that hold texts (default: `text`, and long texts)")
     missing: Literal["fill", "error"] = setting("fill", "fill missing cells of a table, or refuse them")
-    unknown: Literal["ignore", "error"] = setting("ignore", "ignore values that training rows lack, or refuse them")
-    image_size: int | None = setting(None, "side of image files in pixels (default: their own up to 64, else 224)")
+    unknown: Literal["ignore", "error"] = setting("ignore", "ignore or refuse values that training rows do not have")
+    image_size: int | None = setting(
+        None, "side of image files in pixels (default: their own size if at most 64, else 224)"
+    )
     noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
     meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
     meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
     val: float | None = setting(
-        None, "fraction of the noisy rows held out for validation (default: 0.1 of a named data set, none of yours)"
+        None, "fraction of the noisy rows held out for validation (default: 0.1 for a built-in data set, 0 for yours)"
     )
     test: float | None = setting(
-        None, "fraction of the rows held out for testing (default: 0.25 of a named data set, none of yours)"
+        None, "fraction of the rows held out for testing (default: 0.25 for a built-in data set, 0 for yours)"
     )
     limit: int | None = setting(None, "use only this many rows, for a quick try", low=1)
 

@@ -233,7 +233,7 @@ def _folder_state(path: Path, settings: Settings, cache: DataCache | None) -> St
             raise _begun_as_another(path, *changed)
         if files := _other_content(stored, settings, cache):
             raise UserError(
-                f"{path} was made from another version of {files}; put that back, choose another --out, or delete the "
+                f"{path} was made from another version of {files}; restore it, choose another --out, or delete the "
                 "folder to run it again"
             )
     done = done and known is not None  # otherwise a run of `warpi fit`; resuming it compares all settings

@@ -222,7 +222,7 @@ def serve(plan: Plan, resources: Resources, session: str, place: Place) -> int:
 
 
 def _drive_ray(plan: Plan, place: Place, session: str, caught: list[int], board: Board) -> None:
-    """Let a process of its own drive Ray, because Ray prints to the terminal when it loses a machine."""
+    """Let a separate process drive Ray, because Ray prints to the terminal when it loses a machine."""
     on_ray.check_installed()
     gpus = [] if place.runs_per_gpu is None else ["--gpus-per-run", str(place.gpus_per_run)]
     command = [sys.executable, "-m", "warpi", *plugins.flags(), "sweep", *plan.flags]

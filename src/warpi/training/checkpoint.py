@@ -168,7 +168,7 @@ def restore_into(value: Any, stored: Any) -> Any:
         if stored.numel() == value.get_state().numel():
             value.set_state(stored)
         else:  # generators of GPUs and CPUs have different states
-            log.warning("the run resumes on another kind of device: its random numbers start again from the seed")
+            log.warning("the run resumes on a different kind of device: its random numbers start again from the seed")
         return value
     if isinstance(value, Tensor) and isinstance(stored, Tensor):
         if not value.requires_grad:

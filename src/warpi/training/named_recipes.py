@@ -1,4 +1,4 @@
-"""Recipes by name: settings that are chosen together with `--recipe NAME`. Each can also be set by itself."""
+"""Recipes by name: settings that are chosen together with `--recipe NAME`. Each can also be set separately."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Make a task from a data set: split the rows once, corrupt the training labels, keep the true labels apart."""
+"""Make a task from a data set: split the rows once, corrupt the training labels, keep the true labels separate."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -413,6 +413,6 @@ def _warn_shifted(trusted: Split, train: Split) -> None:
     if n_outside:
         log.warning(
             "in %d of %d features the mean of the trusted examples is outside the range of all noisy rows; do they "
-            "have other units, or lack steps of a Pipeline (docs/estimator.md)?",
+            "have different units, or lack steps of a Pipeline (docs/estimator.md)?",
             *(n_outside, mean.numel()),
         )

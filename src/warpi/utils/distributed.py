@@ -282,7 +282,7 @@ def check_devices(n: int, device: torch.device) -> None:
     if n < 1:
         raise UserError(f"--devices must be at least 1, got {n}")
     if device.type == "cuda" and n > 1 and device.index is not None:
-        raise UserError(f"--devices {n} takes the first {n} GPUs; give --device cuda, not {device}")
+        raise UserError(f"--devices {n} uses the first {n} GPUs; give --device cuda, not {device}")
     available = torch.cuda.device_count()
     if device.type == "cuda" and n > available:
         raise UserError(
@@ -370,7 +370,7 @@ def describe_nodes(nodes: int, devices: int, argv: list[str], restarts: int) -> 
     )
     srun = f"srun --nodes {nodes} --ntasks-per-node {devices} --kill-on-bad-exit=1 warpi {command}"
     where = f"on each of the {nodes} machines, with the name of one of them instead of HOST"
-    return f"{where}:\n  {torchrun}\nor once, in a job of SLURM:\n  {srun}"
+    return f"{where}:\n  {torchrun}\nor once, in a SLURM job:\n  {srun}"
 
 
 def use_srun() -> bool:

@@ -1,4 +1,4 @@
-"""What a file from elsewhere may cost before it is believed. Each limit can be raised by an environment variable.
+"""Limits on what an untrusted file may cost. Each limit can be raised by an environment variable.
 
 A small file can claim gigabytes: arrays of a huge shape, zeros that compress a thousandfold, one value that is repeated
 a billion times. Readers call these checks before they allocate memory.

@@ -93,7 +93,7 @@ def combine_annotators(
         columns: the columns of the annotators (default: those whose names begin with `label_` or `annotator`).
         probabilities: a classifier's probabilities [N, K] of the rows, or a file; they are combined with the labels.
         trusted: rows whose true class is known, as in `warpi.audit.audit`. With 20 or more, the intervals of the
-            annotators' accuracies rest on them and not on the model.
+            annotators' accuracies are based on them and not on the model.
         classes: the names of the classes in the order of the columns of `probabilities` (default: sorted).
     """
     names = None
@@ -141,7 +141,7 @@ def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label
 def _rate(row: Ints, label: Ints, model: DawidSkene, trusted: TrustedRows) -> dict[str, Any]:
     """The share of labels that are right, of one annotator or of the consensus, with a 90 % interval.
 
-    From 20 labels of random trusted rows on, the interval rests on these: the mean probability over all labels is
+    With 20 or more labels of random trusted rows, the interval is based on these: the mean over all labels is
     corrected by its mean error on the trusted rows. Otherwise it assumes that the model is right.
     """
     wrong = 1 - model.q[row, label]

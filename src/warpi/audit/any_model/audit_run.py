@@ -41,8 +41,9 @@ def audit_large_run(
 ) -> Audit:
     """Audit the labels of the training rows and of `held_out` by the network of the run itself.
 
-    Probabilities are in sample: a network that memorizes labels hides mistakes. They have float16, scores float32.
-    Rows that a person has checked set the noise rate, and their own posterior; nothing is learned from them.
+    Probabilities are in sample: a network that memorizes labels hides mistakes. They are stored
+    as float16, scores as float32. Rows that a person has checked set the noise rate and their own posterior; nothing is
+    learned from them.
     """
     classes = method.task.classes
     split = _join([method.task.train, *held_out])

@@ -86,7 +86,7 @@ def _truth(task: Task) -> str:
 
 
 def _last(annotations: Sequence[Annotation]) -> Annotation:
-    """The annotation that was changed last; of equal times the one further down in the export."""
+    """The annotation that was changed last; if times are equal, the one that comes later in the export."""
     return max(enumerate(annotations), key=lambda pair: (pair[1].time, pair[0]))[1]
 
 

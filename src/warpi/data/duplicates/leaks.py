@@ -39,7 +39,7 @@ def describe_leaks(
         if n:
             lines.append(f"{n} of {sizes[part]} {part} rows {verb} a {_NAMES[other]} row; {_EFFECT[part]}")
     if lines:
-        lines.append(f"to list the copies, so that you can remove one of each two: {command}")
+        lines.append(f"to list the copies, so that you can keep one of each group: {command}")
     if skipped:
         lines.append(f"near copies were not searched ({skipped}); to search them: {command}")
     return lines

@@ -56,12 +56,12 @@ class Duplicates:
 
     @property
     def labels_differ(self) -> NDArray[np.bool_]:
-        """Which rows have a copy with another label.  [N]"""
+        """Which rows have a copy with a different label.  [N]"""
         return self._vary(self.label)
 
     @property
     def across_parts(self) -> NDArray[np.bool_]:
-        """Which rows have a copy in another part.  [N]"""
+        """Which rows have a copy in a different part.  [N]"""
         return self._vary(self.part)
 
     def columns(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
     assert isinstance(first, Embedded)
     if first.embedder["kind"] == "images" and is_saved(Path(data)):
         command = f"warpi embed hf:{data} --with {first.embedder['name']} --out FOLDER"
-        raise UserError(f"{data} is a data set of Hugging Face; embed it too ({command}) and give that folder")
+        raise UserError(f"{data} is a Hugging Face data set; embed it too ({command}) and give that folder")
     columns = {name: first.embedder.get(name) for name in ("label", "text")}
     given = {name: value for name, value in options.items() if value is not None}
     listed = list_source(data, classes=like.classes, like=like, **{**columns, **given})

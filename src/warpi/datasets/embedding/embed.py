@@ -35,7 +35,7 @@ from warpi.utils.files import sha256
 from warpi.utils.leases import one_writer
 from warpi.utils.time_left import TimeLeft
 
-IMAGES = "images"  # the folder of the images of a data set of Hugging Face, inside that of the features
+IMAGES = "images"  # the folder of the images of a Hugging Face data set, inside that of the features
 PARTIAL_SECONDS = 15.0  # a shard that is not complete is stored this often
 BATCH = 64  # images or texts per call of an embedder
 
@@ -66,7 +66,7 @@ def embed(
     """Embed images or texts once, and write a folder of features that `fit(data=...)` reads as a data set.
 
     `source` is a folder of images or .txt files with one folder per class, a list of images, a table with a column
-    of texts, or `hf:FOLDER`, a data set of Hugging Face with a column of images or texts. `embedder` is a name such as
+    of texts, or `hf:FOLDER`, a Hugging Face data set with a column of images or texts. `embedder` is a name such as
     `timm:resnet50`, a network, or a function from a batch of images [B, 3, S, S] (or a list of texts) to vectors
     [B, D]. `root`, `label` and `text` are the folder of listed images and the columns of a table. A file holds
     `shard_rows` vectors. If the folder `out` holds a part of the same features, only the rest is computed.

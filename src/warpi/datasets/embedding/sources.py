@@ -92,7 +92,7 @@ def list_source(
     """List the images or texts of a data set with their labels.
 
     `data` is a folder of images or of .txt files with one folder per class, a csv or tsv with a column `path` of
-    images, a table with a column of texts (`text`), a data set of Hugging Face with such a column, or the name of a
+    images, a table with a column of texts (`text`), a Hugging Face data set with such a column, or the name of a
     built-in data set of image files. A second set gets the `classes` of the first, `like`, and its links may lead to
     the images of the first.
     """

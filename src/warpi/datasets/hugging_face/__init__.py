@@ -1,1 +1,1 @@
-"""Data sets of Hugging Face `datasets`."""
+"""Hugging Face data sets."""

@@ -1,4 +1,4 @@
-"""The images of a data set of Hugging Face as files, with a list of them that other readers know."""
+"""The images of a Hugging Face data set as files, with a list of them that other readers know."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

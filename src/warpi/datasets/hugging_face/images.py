@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face with a column of images: square images of one size in memory."""
+"""Hugging Face data sets with a column of images: square images of one size in memory."""
 
 import io
 from collections.abc import Mapping, Sequence

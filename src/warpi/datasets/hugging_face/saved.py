@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face `datasets`, from disk: folders that `save_to_disk` wrote, and folders of parquet files.
+"""Hugging Face data sets, from disk: folders that `save_to_disk` wrote, and folders of parquet files.
 
 Nothing is downloaded and no code of a data set is executed. A data set with a column of images becomes images in
 memory (`images`); every other one is a table.
@@ -21,7 +21,7 @@ _HELD_OUT = ("validation", "valid", "val", "dev")  # used for testing if there i
 
 
 def plain_path(data: str) -> str:
-    """The path in `hf:PATH`, which must hold a data set of Hugging Face; any other text as it is."""
+    """The path in `hf:PATH`, which must hold a Hugging Face data set; any other text as it is."""
     if not data.startswith(PREFIX):
         return data
     path = data.removeprefix(PREFIX)

@@ -55,7 +55,7 @@ function card(member, i, differ) {
     make("figcaption", {}, make("strong", { textContent: member.given, className: differ ? "differs" : "" }),
       make("span", { className: "share", textContent: `${PART[member.part]} · ${name}` }),
       ...(member.path === null ? [] : [make("bdi", { className: "share path", textContent: member.path })])),
-    make("button", { type: "button", disabled: !member.can_keep, onclick: () => keep(member), title: member.can_keep ? "" : "Its copy elsewhere stays in any case" }, make("span", {}, "Keep", make("span", { className: "long", textContent: " this one" })), ...key));
+    make("button", { type: "button", disabled: !member.can_keep, onclick: () => keep(member), title: member.can_keep ? "" : "Its copy elsewhere is always kept" }, make("span", {}, "Keep", make("span", { className: "long", textContent: " this one" })), ...key));
 }
 
 // The cells of a row: those that differ from the first row come first.

@@ -396,7 +396,7 @@ function evidence(speaks) {
 function table(item, cells, near, hidden) {
   const told = !hidden && cells.some((cell) => cell.speaks !== null);
   const head = make("tr", {}, make("th", { textContent: "" }), make("th", { textContent: "This row", scope: "col" }),
-    ...(told ? [make("th", { className: "evidence", scope: "col", textContent: "Evidence", title: `To the right (blue): for ${item.suggested}. To the left (amber): for ${item.given}. Each column by itself.` })] : []),
+    ...(told ? [make("th", { className: "evidence", scope: "col", textContent: "Evidence", title: `To the right (blue): for ${item.suggested}. To the left (amber): for ${item.given}. Each column is considered separately.` })] : []),
     ...near.map((n) => make("th", { scope: "col" }, "Trusted", make("br"), make("span", { className: "tag", textContent: n.label }))));
   const body = cells.map((cell) => make("tr", {}, make("th", { textContent: cell.name, scope: "row" }), make("td", { textContent: cell.short, title: cell.value, className: near.length ? "own" : "" }),
     ...(told ? [make("td", { className: "evidence" }, ...(cell.speaks === null ? [] : [evidence(cell.speaks)]))] : []),
@@ -572,7 +572,7 @@ async function showPairs() {
   const { pairs } = await request(`/api/pairs?${new URLSearchParams({ above: $("bulk-above").value })}`);
   if (!pairs.length) return $("bulk-pairs").replaceChildren(make("p", { className: "muted", textContent: "No open row has such a suggestion. Lower the probability, or decide rows one by one." }));
   const head = make("tr", {}, ...["Given label", "Suggestion"].map((text) => make("th", { textContent: text, scope: "col" })),
-    make("th", { textContent: "Open rows", scope: "col", className: "number" }), make("th", { textContent: "Right, as expected", scope: "col", className: "number" }), make("th"));
+    make("th", { textContent: "Open rows", scope: "col", className: "number" }), make("th", { textContent: "Expected to be right", scope: "col", className: "number" }), make("th"));
   const body = pairs.map((pair) => make("tr", {}, make("td", { textContent: pair.given }), make("td", { textContent: pair.suggested }),
     make("td", { textContent: pair.n, className: "number" }), make("td", { textContent: percent(pair.right / pair.n), className: "number" }),
     make("td", {}, make("button", { type: "button", textContent: "Preview", onclick: () => enqueue(() => showPreview(pair)) }))));
