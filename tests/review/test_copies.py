@@ -16,14 +16,18 @@ from review_helpers import Client, make_audited_items, make_copies, make_decisio
 import warpi
 from warpi.audit.checked_labels import estimate_noise_rate, read_checked
 from warpi.audit.decisions import Choice, Store
+from warpi.audit.pick import pick_from_data
 from warpi.cli.app import main
 from warpi.errors import UserError
-from warpi.noise.noise_file import read_noise_file
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.copies import Copies, copies_of
 from warpi.review.correct import apply_corrections, correct
 from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.review.items import Items
+from warpi.review.open import open_data
 from warpi.review.progress import measure_progress
+from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 
 
@@ -127,12 +131,22 @@ def test_dropped_rows_are_left_out_of_exports_and_of_the_next_task(items: Items,
     assert truth.test is not None
     used = torch.cat([split.rows for split in (task.train, task.val, truth.test)])
     assert used.sort().values.tolist() == rows
-    later = replace(items, dropped_before=frozenset({1, 3, 4}))
-    assert dropped_rows(later, {}) == [1, 3, 4], "the next review does not bring them back"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "dropped": [99]}))
     with pytest.raises(UserError, match="'dropped' must hold rows of the data"):
         read_noise_file(file, items.dataset)
+
+
+def test_the_next_review_does_not_bring_dropped_rows_back(tmp_path: Path) -> None:
+    data = tmp_path / "d.npz"
+    np.savez(data, x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 3)
+    dataset, _ = warpi.load_dataset(str(data))
+    labels = NoisyLabels(dataset.y, None, dropped=torch.tensor([1, 3, 4]))
+    write_noise_file(tmp_path / "l.json", data=dataset, noise="given", seed=0, labels=labels)
+    spec = DataSpec(str(data), noise=f"given:{tmp_path / 'l.json'}")
+    later, _ = open_data(spec)
+    assert dropped_rows(later, {}) == [1, 3, 4]
+    assert sorted(pick_from_data(9, spec).row.tolist()) == [0, 2, *range(5, 12)]
 
 
 def test_corrections_count_the_rows_that_are_left(items: Items, tmp_path: Path) -> None:
