@@ -310,6 +310,14 @@ class TestEmbed:
         with pytest.raises(UserError, match="is not what the data set holds now; choose another --out"):
             warpi.embed(f"hf:{tmp_path}/e", out, "pixels:16", label="kind")
 
+    def test_labels_that_an_audit_replaced_are_kept(self, images: Any, tmp_path: Path) -> None:
+        corrected = images.add_column("given", ["light", *(["dark", "light"][k] for k in TRUE[1:])])
+        corrected.add_column("changed_by", ["audit", *[""] * (N - 1)]).save_to_disk(tmp_path / "d")
+        warpi.embed(f"hf:{tmp_path}/d", tmp_path / "out", "pixels:4")
+        read, _ = warpi.load_dataset(str(tmp_path / "out"))
+        assert read.before_audit is not None
+        assert read.before_audit.tolist() == [1, *[-1] * (N - 1)]
+
     def test_images_interrupted_while_they_are_written(
         self, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,7 +17,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import LabelCollector, Table, read_arrow
-from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS
+from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, LABEL_FACTS
 from warpi.datasets.labels import MARK_NAMES
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
 from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
@@ -154,7 +154,7 @@ def _read_parquet(path: Path, required: Sequence[str]) -> dict[str, Sequence[str
         import pyarrow as pa
     except ImportError as e:
         raise missing_package("pyarrow", "reading .parquet", "tables") from e
-    wanted = {"label", *required, *LABEL_COLUMNS, *GIVEN, *MARK_NAMES, CORRECTION_COLUMNS[0], "state"}
+    wanted = {"label", *required, *LABEL_FACTS, *MARK_NAMES, "state"}
     parts: list[Any] = []
     try:
         with reading(path), path.open("rb") as file:

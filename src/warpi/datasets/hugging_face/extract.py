@@ -6,7 +6,7 @@ from typing import Any
 
 from warpi.datasets.hugging_face.images import open_picture
 from warpi.datasets.hugging_face.saved import column_names, image_column_of, open_splits, read_saved_table, to_cells
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS
+from warpi.datasets.label_columns import LABEL_FACTS
 from warpi.errors import UserError
 from warpi.utils.files import format_csv, write_atomically
 
@@ -26,7 +26,7 @@ def extract_images(data: Path, folder: Path, label: str | None, *, overwrite: bo
     label = label or "label"
     if label not in names and not new:
         raise UserError(f"{data} has no column {label!r}; columns: {', '.join(names)}; choose the label with --label")
-    used = [name for name in (label, *LABEL_COLUMNS, *GIVEN) if name in names]
+    used = [name for name in (label, *LABEL_FACTS) if name in names]
     columns = {"path": [file for file, _ in _read_images(splits, data)]}
     if used:
         chosen = {
