@@ -202,6 +202,23 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
         from pyarrow import parquet
     except ImportError as e:
         raise missing_package("pyarrow", "writing .parquet", "tables") from e
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        table = pa.concat_tables(_tables_of_parts(data, base), promote_options="default")
+        parquet.write_table(table, part, row_group_size=_ROWS)
+        os.replace(part, out)
+    except UnicodeEncodeError as e:
+        raise UserError(f"{data.name}: some names of images or folders are not UTF-8; rename them") from e
+    except OSError as e:
+        raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _tables_of_parts(data: Dataset, base: Path) -> Iterator[Any]:
+    """The lines of training, test and trusted images."""
+    import pyarrow as pa
+
     given = data.given if data.before_audit is None else _first(data.before_audit, data.given)
     train = Split(data.examples, torch.arange(len(data.y)), data.y)
     facts: dict[str, tuple[Split | None, dict[str, Tensor | None]]] = {
@@ -209,7 +226,6 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
         "test": (data.test, {"clean_label": data.test.y if data.test and data.test_is_clean else None}),
         "trusted": (data.meta, {"given": data.meta_given}),
     }
-    tables = []
     for name, (split, labels) in facts.items():
         if split is not None:
             known = {"label": split.y, **{column: y for column, y in labels.items() if y is not None}}
@@ -219,15 +235,7 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
                 columns["trusted"] = pa.array(data.trusted.numpy())
             if split is train and data.before_audit is not None:
                 columns[CORRECTION_COLUMNS[0]] = _name_classes(-(data.before_audit < 0).long(), BY_AUDIT[:1])
-            tables.append(pa.table({**columns, "split": pa.array([name] * len(split))}))
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        parquet.write_table(pa.concat_tables(tables, promote_options="default"), part, row_group_size=_ROWS)
-        os.replace(part, out)
-    except OSError as e:
-        raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
-    finally:
-        part.unlink(missing_ok=True)
+            yield pa.table({**columns, "split": pa.array([name] * len(split))})
 
 
 def _first(labels: Tensor, others: Tensor | None) -> Tensor:
