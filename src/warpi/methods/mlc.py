@@ -34,7 +34,9 @@ class Corrector(nn.Module):
 
 def halve(batch: Batch) -> tuple[Batch, Batch]:
     """Split a trusted batch into one half to train on and one for L_meta."""
-    return batch.part(slice(1, None, 2)), batch.part(slice(0, None, 2))  # the same for any number of ranks
+    return batch.part(slice(1, None, 2)), batch.part(
+        slice(0, None, 2)
+    )  # the same for any number of ranks with even shares
 
 
 @dataclass
