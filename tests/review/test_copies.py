@@ -98,6 +98,19 @@ def test_a_copy_in_the_test_set_stays(client: Client) -> None:
     assert client.ask("POST", "/api/copies", {"tab": "t", "step": "x", "at": 1, "seen": {"1": "x"}})[0] == 400
 
 
+def test_rows_that_are_not_shown_are_dropped_too(tmp_path: Path) -> None:
+    items = make_copies(make_audited_items(30, ("cat", "dog", "emu")), [list(range(30))], {})
+    with serve(items, tmp_path) as client:
+        store = client.server.review.store
+        store.decide([Choice(29, 0, "keep", "cat", "cat", None)], "t", "earlier")
+        members = client.ask("GET", "/api/copies/0")[1]["members"]
+        assert 29 not in [m["row"] for m in members]
+        answer = keep(client, 0, **{"row" + "9" * 5000: 1})[1]
+        assert answer["refused"] == {}
+        assert len(answer["done"]) == 30
+        assert {row for row, d in store.current_decisions().items() if d.is_dropped} == set(range(1, 30))
+
+
 def test_people_do_not_see_copies(items: Items, tmp_path: Path) -> None:
     with serve(items, tmp_path, people=("ann", "bob")) as client:
         ann = Client(client.server, "ann")

@@ -310,7 +310,9 @@ class ReviewSession:
         at, seen = request.get("at"), request.get("seen")
         if type(at) is not int or not isinstance(seen, dict) or not all(type(value) is int for value in seen.values()):
             raise RequestRefused("send the position at, and the decisions that were seen")
-        known = {int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit()}
+        known = {
+            int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit() and len(row) < 16
+        }
         choices = self.check_copies().keep(at, known, self.store.current_decisions())
         return self._answer(self.store.decide(choices, tab, step))
 
