@@ -122,6 +122,18 @@ def test_rows_with_few_columns_are_not_close_copies() -> None:
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(500, 2)))
     found = find_duplicates(Dataset("two", make_features(torch.cat([x, x[:1]])), torch.zeros(501).long(), ("a",)))
     assert (found.summary()["exact"], found.summary()["near"]) == (2, 0)
+    rows = torch.tensor([[float(i), 0.0] for i in range(50)] + [[1e12, 0.0]])  # equal once they are standardized
+    assert find_duplicates(Dataset("two", make_features(rows), torch.zeros(51).long(), ("a",))).summary()["near"] == 0
+
+
+def test_a_bounded_search_does_not_compare_many_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 20)))
+    split = Split(make_features(x), torch.arange(50), torch.zeros(50).long())
+    assert search.search([("train", split)], ("a",), bounded=True).skipped == ""
+    monkeypatch.setattr(search, "MOST_WORK", 49_999)
+    found = search.search([("train", split)], ("a",), bounded=True)
+    assert found.skipped == "50 rows with 20 features are too many"
+    assert search.search([("train", split)], ("a",)).skipped == ""
 
 
 def test_arrays_of_images_are_compared_as_images() -> None:

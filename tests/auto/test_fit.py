@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from warpi.auto import fit as fit_module, models, procedure, score
-from warpi.auto.fit import AutoResult, AutoSettings, ExtraCandidate, fit_auto
-from warpi.auto.modules import Linear, Mixture
+from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
+from warpi.auto.modules import Mixture
 from warpi.auto.problem import Clock, OutOfTimeError
 from warpi.auto.rows import Rows
 from warpi.errors import UserError
@@ -245,24 +245,6 @@ def test_any_classifier(estimator: object, savable: bool) -> None:
     else:
         with pytest.raises(UserError, match="cannot be saved"):
             result.model.state_dict()
-
-
-def test_an_extra_candidate_that_is_right_gets_a_large_weight() -> None:
-    rows = make_rows(per_class=10, rate=0.4)
-    rng = np.random.default_rng(0)
-    weak = Rows(rng.normal(size=rows.x.shape).astype(np.float32), rows.given, rows.x_trusted, rows.y_trusted, None, 3)
-    perfect = ExtraCandidate(
-        "network",
-        0.97 * np.eye(3)[true_labels(rows)] + 0.01,
-        0.97 * np.eye(3)[rows.y_trusted] + 0.01,
-        Linear(np.zeros(4), np.ones(4), np.zeros((4, 3)), np.zeros(3), 6.0),
-        seconds=1.0,
-    )
-    result = fit_auto(weak, QUICK, [perfect])
-    weights = {candidate.name: candidate.weight for candidate in result.candidates}
-    assert weights["network"] > 3 * weights["logistic"]
-    assert result.trusted_score is not None
-    assert result.trusted_score.estimate > 0.9
 
 
 def test_a_budget_leaves_candidates_out_and_says_so() -> None:

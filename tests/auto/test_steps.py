@@ -190,7 +190,7 @@ def test_held_out_rows_do_not_influence_their_own_prediction() -> None:
     x_swapped = rows.x_trusted.copy()
     x_swapped[[first, second]] = x_swapped[[second, first]]  # the same as wrong labels, with the same folds
     other = Rows(rows.x, rows.given, x_swapped, rows.y_trusted, None, 2)
-    a, b = (predict_nested(r, ("logistic",), plan, [], Clock(), lambda _n, _s: None)["auto"] for r in (rows, other))
+    a, b = (predict_nested(r, ("logistic",), plan, Clock(), lambda _n, _s: None)["auto"] for r in (rows, other))
     assert np.allclose(a[first], b[second])
     assert not np.allclose(a[~out], b[~out])
 

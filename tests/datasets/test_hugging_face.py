@@ -310,6 +310,14 @@ class TestEmbed:
         with pytest.raises(UserError, match="is not what the data set holds now; choose another --out"):
             warpi.embed(f"hf:{tmp_path}/e", out, "pixels:16", label="kind")
 
+    def test_labels_that_an_audit_replaced_are_kept(self, images: Any, tmp_path: Path) -> None:
+        corrected = images.add_column("given", ["light", *(["dark", "light"][k] for k in TRUE[1:])])
+        corrected.add_column("changed_by", ["audit", *[""] * (N - 1)]).save_to_disk(tmp_path / "d")
+        warpi.embed(f"hf:{tmp_path}/d", tmp_path / "out", "pixels:4")
+        read, _ = warpi.load_dataset(str(tmp_path / "out"))
+        assert read.before_audit is not None
+        assert read.before_audit.tolist() == [1, *[-1] * (N - 1)]
+
     def test_images_interrupted_while_they_are_written(
         self, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -376,6 +384,23 @@ class TestEmbed:
         assert len(done.task.meta) == 20
         by_text, by_features = warpi.predict(run, f"hf:{tmp_path}/new"), warpi.predict(run, out)
         assert np.array_equal(by_text.probabilities, by_features.probabilities[:N])
+
+    def test_files_that_are_not_images_are_not_copied(self, tmp_path: Path) -> None:
+        """A data set of a stranger may name any file."""
+        (tmp_path / "notes.txt").write_text("secret")
+        Image.new("RGB", (9, 9)).save(tmp_path / "a.tif")
+        (tmp_path / "d").mkdir()
+        for name, message in (("notes.txt", "row 1: .*notes.txt is not an image"), ("a.tif", "")):
+            kinds = hf.Features({"image": hf.Image(), "label": hf.Value("string")})
+            paths = [str(tmp_path / file) for file in ("a.tif", name)]
+            source = hf.Dataset.from_dict({"image": paths, "label": ["x", "y"]}, features=kinds)
+            parquet.write_table(source.data.table, tmp_path / "d" / "train.parquet")
+            if message:
+                with pytest.raises(UserError, match=message):
+                    warpi.embed(f"hf:{tmp_path}/d", tmp_path / name[0], "pixels:4")
+                assert not list(tmp_path.glob("n/images/train/*1.*"))
+            else:
+                assert warpi.embed(f"hf:{tmp_path}/d", tmp_path / "out", "pixels:4").rows == 2
 
     def test_clear_errors(self, images: Any, tmp_path: Path) -> None:
         images.save_to_disk(tmp_path / "d")

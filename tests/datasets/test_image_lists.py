@@ -1,5 +1,6 @@
 """Lists of images as .parquet files: the same data as from a .csv file, without a Python object per path."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,11 @@ def test_convert_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "l.parquet").touch()
     assert main(["convert", str(tmp_path / "list.csv"), *out]) == 2
     assert "exists; delete it first" in capsys.readouterr().err
+    (tmp_path / "l.parquet").unlink()
+    write_photos(tmp_path, ["photos/a/1.png", "photos/b/2.png", os.fsdecode(b"photos/b/\xff.png")])
+    assert main(["convert", str(tmp_path / "photos"), *out]) == 2
+    assert "photos: some names of images or folders are not UTF-8; rename them" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*l.parquet*"))
 
 
 @pytest.mark.parametrize("cell", ["../x.png", "/etc/passwd", "a/../../x.png", ".", "", None])

@@ -362,6 +362,18 @@ def test_dates_and_numbers_as_text_are_read_as_in_a_file(dated: pd.DataFrame, tm
         layout.numbers(X.assign(when="x"))
     with pytest.raises(UserError, match=r"'price' of X held numbers when fitting, but is datetime64"):
         layout.numbers(X.assign(price=dates["when"]))
+    with pytest.raises(UserError, match=r"'stamp' of X held dates when fitting, but is int64"):
+        layout.numbers(X.assign(stamp=1))
+
+
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NaT])
+def test_a_column_that_was_read_may_have_no_value_later(dated: pd.DataFrame, gap: Any) -> None:
+    X = dated.drop(columns="label")
+    layout = Layout.of(X, custom_net=False)
+    one = X[X.notna().all(axis=1)].iloc[:1]
+    numbers = layout.numbers(one.assign(when=gap, stamp=gap, price=gap, took=gap))
+    texts = layout.numbers(one.assign(when="", stamp="", price="", took=""))
+    np.testing.assert_array_equal(numbers, texts)
 
 
 def test_dates_in_a_fitted_classifier(dated: pd.DataFrame, tmp_path: Path) -> None:

@@ -16,14 +16,18 @@ from review_helpers import Client, make_audited_items, make_copies, make_decisio
 import warpi
 from warpi.audit.checked_labels import estimate_noise_rate, read_checked
 from warpi.audit.decisions import Choice, Store
+from warpi.audit.pick import pick_from_data
 from warpi.cli.app import main
 from warpi.errors import UserError
-from warpi.noise.noise_file import read_noise_file
+from warpi.noise.kinds import NoisyLabels
+from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.copies import Copies, copies_of
 from warpi.review.correct import apply_corrections, correct
 from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.review.items import Items
+from warpi.review.open import open_data
 from warpi.review.progress import measure_progress
+from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 
 
@@ -94,6 +98,19 @@ def test_a_copy_in_the_test_set_stays(client: Client) -> None:
     assert client.ask("POST", "/api/copies", {"tab": "t", "step": "x", "at": 1, "seen": {"1": "x"}})[0] == 400
 
 
+def test_rows_that_are_not_shown_are_dropped_too(tmp_path: Path) -> None:
+    items = make_copies(make_audited_items(30, ("cat", "dog", "emu")), [list(range(30))], {})
+    with serve(items, tmp_path) as client:
+        store = client.server.review.store
+        store.decide([Choice(29, 0, "keep", "cat", "cat", None)], "t", "earlier")
+        members = client.ask("GET", "/api/copies/0")[1]["members"]
+        assert 29 not in [m["row"] for m in members]
+        answer = keep(client, 0, **{"row" + "9" * 5000: 1})[1]
+        assert answer["refused"] == {}
+        assert len(answer["done"]) == 30
+        assert {row for row, d in store.current_decisions().items() if d.is_dropped} == set(range(1, 30))
+
+
 def test_people_do_not_see_copies(items: Items, tmp_path: Path) -> None:
     with serve(items, tmp_path, people=("ann", "bob")) as client:
         ann = Client(client.server, "ann")
@@ -127,12 +144,22 @@ def test_dropped_rows_are_left_out_of_exports_and_of_the_next_task(items: Items,
     assert truth.test is not None
     used = torch.cat([split.rows for split in (task.train, task.val, truth.test)])
     assert used.sort().values.tolist() == rows
-    later = replace(items, dropped_before=frozenset({1, 3, 4}))
-    assert dropped_rows(later, {}) == [1, 3, 4], "the next review does not bring them back"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "dropped": [99]}))
     with pytest.raises(UserError, match="'dropped' must hold rows of the data"):
         read_noise_file(file, items.dataset)
+
+
+def test_the_next_review_does_not_bring_dropped_rows_back(tmp_path: Path) -> None:
+    data = tmp_path / "d.npz"
+    np.savez(data, x=np.arange(24.0).reshape(12, 2), y=np.arange(12) % 3)
+    dataset, _ = warpi.load_dataset(str(data))
+    labels = NoisyLabels(dataset.y, None, dropped=torch.tensor([1, 3, 4]))
+    write_noise_file(tmp_path / "l.json", data=dataset, noise="given", seed=0, labels=labels)
+    spec = DataSpec(str(data), noise=f"given:{tmp_path / 'l.json'}")
+    later, _ = open_data(spec)
+    assert dropped_rows(later, {}) == [1, 3, 4]
+    assert sorted(pick_from_data(9, spec).row.tolist()) == [0, 2, *range(5, 12)]
 
 
 def test_corrections_count_the_rows_that_are_left(items: Items, tmp_path: Path) -> None:

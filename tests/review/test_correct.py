@@ -21,6 +21,8 @@ from warpi.noise.noise_file import read_noise_file
 from warpi.review.correct import apply_corrections, write_corrections, write_trusted_set
 from warpi.review.corrected_labels import write_corrected
 from warpi.review.items import Items, items_from_data
+from warpi.review.open import open_data
+from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 
 CLASSES = ("a", "b", "c")
@@ -147,11 +149,13 @@ def test_a_label_file_shows_which_labels_an_audit_replaced(items: Items, p: np.n
     before = read_noise_file(labels, items.dataset).before_audit
     assert before is not None
     assert before.tolist() == [0, 1, *6 * [-1]]
-    second = items_from_data(items.dataset, torch.from_numpy(corrections.label))
+    second, _ = open_data(DataSpec(str(items.source), noise=f"given:{labels}", label="kind", drop=("id",)))
     audit = make_audit(items.dataset, np.eye(3)[corrections.label])
-    again = replace(apply_corrections(second, audit, {}), settings={"noise": f"given:{labels}"})
-    write_corrections(again, tmp_path / "again.csv")
+    write_corrections(apply_corrections(replace(second, source=None), audit, {}), tmp_path / "again.csv")
     assert read_noise_file(tmp_path / "again.json", items.dataset).before_audit.tolist() == [0, 1, *6 * [-1]]  # type: ignore[union-attr]
+    exported = read_noise_file(write_corrected(second, {}, tmp_path / "second.json"), items.dataset)
+    assert exported.before_audit is not None
+    assert exported.before_audit.tolist() == [0, 1, *6 * [-1]]
     accepted = {0: Decision(1, 0, "change", "c", "t", "now", "a", "auto-1")} | decide(5, "b")
     exported = read_noise_file(write_corrected(items, accepted, tmp_path / "export.csv"), items.dataset)
     assert exported.before_audit is not None

@@ -56,10 +56,12 @@ def _fill_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> 
         for row, cells in exported_by_row.items()
         if row not in listed_rows
     )
+    is_whole = any(cells.get("state") == "open" for cells in exported)  # else somebody may have kept decided rows only
+    absent = {"state": "dropped"} if is_whole else {}  # an export has all rows but copies
     rows: list[dict[str, str]] = []
     reviewed: list[bool] = []
     for cells in listed:
-        decision = exported_by_row.get(cells.get("row"), {"state": "dropped"})  # an export has all other rows
+        decision = exported_by_row.get(cells.get("row"), absent)
         label = decision.get(CHECKED) or cells.get(CHECKED, "")
         rows.append({**cells, CHECKED: label})
         reviewed.append(bool(label) or decision.get("state") in ("unsure", "skipped", "dropped"))

@@ -23,6 +23,7 @@ from warpi.data.examples import TensorExamples
 from warpi.datasets.columns.copied import insert_copied, read_copied_columns
 from warpi.errors import UserError
 from warpi.functional.neighbors import cluster_centers
+from warpi.noise.kinds import NoisyLabels
 from warpi.noise.parse import Noise
 from warpi.runs.reopen import read_run_spec, reopen
 from warpi.runs.spec import DataSpec
@@ -68,12 +69,12 @@ class Pick:
         write_csv(Path(path), list(table), zip(*table.values(), strict=True))
 
 
-def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> Tensor:
-    """The labels [N] of a data set with the noise that `warpi fit --noise NOISE --seed SEED` adds."""
+def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> NoisyLabels:
+    """The labels of a data set with the noise that `warpi fit --noise NOISE --seed SEED` adds."""
     parsed = Noise.parse(noise)
     if parsed.other_name:
         raise UserError(f"noise {noise} replaces inputs, which only a run can show; leave it out")
-    return parsed.apply(dataset, generator(seed, "noise"), None).y
+    return parsed.apply(dataset, generator(seed, "noise"), None)
 
 
 def pick_from_run(
@@ -111,8 +112,10 @@ def pick_from_data(
 ) -> Pick:
     """Pick n rows of data without a run; with `coverage` they are spread over the inputs of each class."""
     dataset = spec.read()
-    y = labels_with_noise(dataset, spec.noise, seed).numpy()
-    row = np.arange(len(y)) if dataset.trusted is None else np.flatnonzero(~dataset.trusted.numpy())
+    noisy = labels_with_noise(dataset, spec.noise, seed)
+    y = noisy.y.numpy()
+    row = np.setdiff1d(np.arange(len(y)), noisy.dropped.numpy())
+    row = row if dataset.trusted is None else row[~dataset.trusted.numpy()[row]]
     features = None
     if coverage:
         if not isinstance(dataset.examples, TensorExamples):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from scipy import sparse
 from threadpoolctl import threadpool_limits
-from torch import nn
 
 from warpi.auto.combine import pick
 from warpi.auto.models import (
@@ -77,18 +76,6 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class ExtraCandidate:
-    """A candidate that was trained elsewhere, with its cross-fitted probabilities."""
-
-    name: str
-    p: Floats
-    p_trusted: Floats
-    module: nn.Module
-    seconds: float
-    trusted_only: bool = False
-
-
-@dataclass(eq=False)
 class AutoResult:
     """The trained model and what is known about it."""
 
@@ -104,18 +91,16 @@ class AutoResult:
     reason: str
 
 
-def fit_auto(
-    rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate] = (), progress: Progress | None = None
-) -> AutoResult:
+def fit_auto(rows: Rows, settings: AutoSettings, progress: Progress | None = None) -> AutoResult:
     """Fit candidates, weight them by trusted rows, and measure the result on trusted rows it was not fitted to."""
     check_rows(rows)
     for model in settings.models:
         check_model(model)
     with threadpool_limits(1, user_api="blas"):  # in many products of small matrices, threads wait for each other
-        return _fit(rows, settings, extra, progress)
+        return _fit(rows, settings, progress)
 
 
-def _fit(rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate], progress: Progress | None) -> AutoResult:
+def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoResult:
     latest: list[Any] = ["start", 0.0]
 
     def say(name: str, share: float) -> None:
@@ -133,14 +118,13 @@ def _fit(rows: Rows, settings: AutoSettings, extra: Sequence[ExtraCandidate], pr
     models = choose_models(part, settings)
     problem = pose_problem(part)
     plan = make_plan(problem, settings.seed, wide, selected is None, clock.check)
-    outside = [extra_column(candidate, chosen) for candidate in extra]
     run = run_procedure if part.n_trusted else run_without_trusted
     steps = count(1)
-    outcome = run(problem, models, plan, clock, outside, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
+    outcome = run(problem, models, plan, clock, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
     later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
     measurable = settings.measure and part.n_trusted > 1
     plain = [column for column in outcome.columns if column.name in map(model_name, models)]
-    nested = predict_nested(part, models, plan, outside, clock, later, plain) if measurable else {}
+    nested = predict_nested(part, models, plan, clock, later, plain) if measurable else {}
     say("predictions of all rows" if chosen is not None else "mixture", 0.8)
     evidence = collect_evidence(rows, chosen, wide, problem, outcome, lambda: say(*latest))
     top = outcome.final
@@ -202,12 +186,6 @@ def make_plan(
     first = np.eye(problem.x.shape[1], FOREST_COLUMNS)
     plan = Plan(folds, trees, seed, jobs, large, first, wide, check=check)
     return replace(plan, c=choose_strength(problem, plan))
-
-
-def extra_column(candidate: ExtraCandidate, chosen: Any) -> Column:
-    p = candidate.p if chosen is None else candidate.p[chosen]
-    stacked = np.concatenate([p, candidate.p_trusted]).astype(np.float64)
-    return Column(candidate.name, stacked, candidate.seconds, candidate.trusted_only, lambda: candidate.module)
 
 
 def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, plan: Plan, report: Report) -> Column:

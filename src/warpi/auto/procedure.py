@@ -51,13 +51,12 @@ def run_procedure(
     models: Sequence[Any],
     plan: Plan,
     clock: Clock,
-    extra: Sequence[Column],
     report: Report,
     plain: Sequence[Column] = (),
 ) -> Outcome:
     """Fit all candidates, except for those in `plain`, and combine them. There is at least one trusted row."""
     base, left_out = fit_base(problem, models, plan, clock, report, plain)
-    base = [column.calibrate(problem) for column in [*base, *extra]]
+    base = [column.calibrate(problem) for column in base]
     first = stack_first(problem, base)
     predictions = [column.p for column in base if column.name in map(model_name, models)]
     prior = transition_prior(
@@ -301,9 +300,7 @@ def explain(final: Column, lead: float) -> str:
     return f"a mixture, weighted by how well candidates predict trusted rows: {shares}"
 
 
-def run_without_trusted(
-    problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, extra: Sequence[Column], report: Report
-) -> Outcome:
+def run_without_trusted(problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, report: Report) -> Outcome:
     """The mean of plain models, a model without rows that all models reject, and gold with a prior on right labels."""
     plain = []
     for model in models:
@@ -313,7 +310,7 @@ def run_without_trusted(
         column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
         column.refit = partial(fit_plain, model)
         plain.append(column)
-    start = combine("plain mean", [*plain, *extra], np.full(len(plain) + len(extra), 1 / (len(plain) + len(extra))))
+    start = combine("plain mean", plain, np.full(len(plain), 1 / len(plain)))
     report("pruned")
     kept = keep_unless_all_disagree([column.p for column in plain], problem)
     fitted = fit_model(models[0], problem.x, problem.labels, problem.weights(kept, 0.0), plan)
@@ -328,7 +325,7 @@ def run_without_trusted(
     reason = (
         "the mean of plain models, of a model without suspicious rows, and of gold, because there is no trusted row"
     )
-    return Outcome(final, [*plain, *extra, pruned, gold], transition, prior, reason)
+    return Outcome(final, [*plain, pruned, gold], transition, prior, reason)
 
 
 def keep_unless_all_disagree(predictions: Sequence[Floats], problem: Problem) -> Floats:

@@ -26,7 +26,6 @@ def predict_nested(
     rows: Rows,
     models: Sequence[Any],
     plan: Plan,
-    extra: Sequence[Column],
     clock: Clock,
     report: Callable[[str, float], None],
     plain: Sequence[Column] = (),
@@ -34,9 +33,8 @@ def predict_nested(
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
-    switch. Candidates that were trained elsewhere keep their own cross-fitted predictions. So do `plain`, the models of
-    all rows, if there are many rows: they have not seen the rows that they predict, and a few trusted rows more or less
-    do not change them.
+    switch. But `plain`, the models of all rows, keep their own cross-fitted predictions if there are many rows: they
+    have not seen the rows that they predict, and a few trusted rows more or less do not change them.
 
     If an audit has replaced labels of noisy rows, all of this learns from the labels before, see `undo_audit`.
     """
@@ -61,9 +59,9 @@ def predict_nested(
         trees = max(1, int(SHARE_OF_TREES * plan.n_trees))
         inner = replace(plan, folds=plan.folds[order], n_trees=trees, seed=plan.seed + 1000 + done)
         clock.enforced = True
-        outside, known = ([replace(column, p=column.p[order]) for column in columns] for columns in (extra, plain))
+        known = [replace(column, p=column.p[order]) for column in plain]
         try:
-            outcome = run_procedure(problem, models, inner, Clock(), outside, lambda _: None, known if many else ())
+            outcome = run_procedure(problem, models, inner, Clock(), lambda _: None, known if many else ())
         except OutOfTimeError:
             return {}
         for name, column in [*((column.name, column) for column in outcome.columns), ("auto", outcome.final)]:

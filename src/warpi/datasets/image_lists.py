@@ -17,7 +17,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import LabelCollector, Table, read_arrow
-from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS
+from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, LABEL_FACTS
 from warpi.datasets.labels import MARK_NAMES
 from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
 from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
@@ -154,7 +154,7 @@ def _read_parquet(path: Path, required: Sequence[str]) -> dict[str, Sequence[str
         import pyarrow as pa
     except ImportError as e:
         raise missing_package("pyarrow", "reading .parquet", "tables") from e
-    wanted = {"label", *required, *LABEL_COLUMNS, *GIVEN, *MARK_NAMES, CORRECTION_COLUMNS[0], "state"}
+    wanted = {"label", *required, *LABEL_FACTS, *MARK_NAMES, "state"}
     parts: list[Any] = []
     try:
         with reading(path), path.open("rb") as file:
@@ -202,6 +202,23 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
         from pyarrow import parquet
     except ImportError as e:
         raise missing_package("pyarrow", "writing .parquet", "tables") from e
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        table = pa.concat_tables(_tables_of_parts(data, base), promote_options="default")
+        parquet.write_table(table, part, row_group_size=_ROWS)
+        os.replace(part, out)
+    except UnicodeEncodeError as e:
+        raise UserError(f"{data.name}: some names of images or folders are not UTF-8; rename them") from e
+    except OSError as e:
+        raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _tables_of_parts(data: Dataset, base: Path) -> Iterator[Any]:
+    """The lines of training, test and trusted images."""
+    import pyarrow as pa
+
     given = data.given if data.before_audit is None else _first(data.before_audit, data.given)
     train = Split(data.examples, torch.arange(len(data.y)), data.y)
     facts: dict[str, tuple[Split | None, dict[str, Tensor | None]]] = {
@@ -209,7 +226,6 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
         "test": (data.test, {"clean_label": data.test.y if data.test and data.test_is_clean else None}),
         "trusted": (data.meta, {"given": data.meta_given}),
     }
-    tables = []
     for name, (split, labels) in facts.items():
         if split is not None:
             known = {"label": split.y, **{column: y for column, y in labels.items() if y is not None}}
@@ -219,15 +235,7 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
                 columns["trusted"] = pa.array(data.trusted.numpy())
             if split is train and data.before_audit is not None:
                 columns[CORRECTION_COLUMNS[0]] = _name_classes(-(data.before_audit < 0).long(), BY_AUDIT[:1])
-            tables.append(pa.table({**columns, "split": pa.array([name] * len(split))}))
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        parquet.write_table(pa.concat_tables(tables, promote_options="default"), part, row_group_size=_ROWS)
-        os.replace(part, out)
-    except OSError as e:
-        raise UserError(f"cannot write {out}: {e.strerror or first_line(e)}") from e
-    finally:
-        part.unlink(missing_ok=True)
+            yield pa.table({**columns, "split": pa.array([name] * len(split))})
 
 
 def _first(labels: Tensor, others: Tensor | None) -> Tensor:

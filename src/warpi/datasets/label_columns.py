@@ -23,6 +23,7 @@ LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than th
 PARTS = ("train", "test", "trusted")
 GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
 CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features
+LABEL_FACTS = (*LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])  # what `read_label_columns` reads besides the label
 BY_AUDIT = ("audit", "accepted")  # values of `changed_by`, and of `state` in an export of `warpi review`
 AUDIT_COLUMNS = ("label_quality", "suggested_label", "is_label_issue")  # an export of an audit; they are not features
 OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}

@@ -56,9 +56,9 @@ def find_parsed(column: Any, name: object) -> Parsed | None:
 
 def read_parsed(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64]:
     """The features [N, width] of a column; cells that cannot be read count as missing, with a warning."""
-    raw = _read_raw(column)
+    raw = Words.of([""] * len(column)) if column.isna().all() else _read_raw(column)  # no value has any type
     kind = "dates" if isinstance(parsed, DateColumn) else "numbers"
-    if raw is None or (isinstance(parsed, NumberColumn) and not isinstance(raw, Words) and raw.dtype.kind == "M"):
+    if raw is None or (not isinstance(raw, Words) and (raw.dtype.kind == "M") != isinstance(parsed, DateColumn)):
         raise UserError(f"column {name!r} of X held {kind} when fitting, but is {column.dtype} now")
     if isinstance(parsed, DateColumn):
         values, bad = read_days(raw, parsed.order)

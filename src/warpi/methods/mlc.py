@@ -33,8 +33,8 @@ class Corrector(nn.Module):
 
 
 def halve(batch: Batch) -> tuple[Batch, Batch]:
-    """Split a trusted batch into one half to train on and one for L_meta."""
-    return batch.part(slice(1, None, 2)), batch.part(slice(0, None, 2))  # the same for any number of ranks
+    """One half of a trusted batch to train on and one for L_meta: the same for ranks with even shares as for one."""
+    return batch.part(slice(1, None, 2)), batch.part(slice(0, None, 2))
 
 
 @dataclass

@@ -229,9 +229,9 @@ def _copies(audit: Audit) -> list[str]:
     counts = found.summary()
     n = counts["labels_differ"]
     sentences = [
-        f"{counts['exact'] + counts['near']:,} of {len(found):,} rows have a copy: {counts['exact']:,} an exact"
+        f"{counts['exact'] + counts['near']:,} of {len(found):,} rows have a copy: {counts['exact']:,} an exact one, "
+        f"{counts['near']:,} a near one. They form {counts['groups']:,} groups."
     ]
-    sentences[0] += f" one, {counts['near']:,} a near one. They form {counts['groups']:,} groups."
     if n:
         sentences.append(f"In {n:,} of the groups the labels contradict each other, so that some of them are wrong.")
     for part, other, k in found.leaks():

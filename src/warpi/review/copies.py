@@ -81,7 +81,7 @@ class Copies:
         """The decisions that keep the row at a position and drop the other rows of the data in its group.
 
         If the labels of the group differ, the label of the kept row is decided as well, unless it already is. `seen`
-        are the decisions that the person saw, by row.
+        are the decisions that the person saw, by row. Rows that are not shown are dropped whatever was decided.
         """
         group = int(self.found.group[i]) if 0 <= i < len(self.found) else -1
         members = self.members(group) if group in self.groups else []
@@ -89,7 +89,7 @@ class Copies:
         if kept is None or not kept.can_keep:
             raise UserError("this row cannot be kept instead of its copies; choose another one")
         choices = []
-        for member in members:
+        for place, member in enumerate(members):
             decision = decisions.get(member.row)
             if not member.in_data:
                 continue
@@ -101,7 +101,8 @@ class Copies:
                 action, label = "skip", None
             else:
                 continue
-            choices.append(Choice(member.row, seen.get(member.row, 0), action, label, member.given, None))
+            known = seen.get(member.row, 0) if place < MOST_SHOWN else decision.id if decision else 0
+            choices.append(Choice(member.row, known, action, label, member.given, None))
         return choices
 
     def _place(self, i: int) -> tuple[Examples, int]:

@@ -27,8 +27,7 @@ from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, missing_package
 from warpi.noise.kinds import NoisyLabels
-from warpi.noise.noise_file import read_noise_file, write_noise_file
-from warpi.noise.parse import Noise
+from warpi.noise.noise_file import write_noise_file
 from warpi.review.corrected_labels import accepted_labels, dropped_rows, final_labels, first_labels, labels_before_audit
 from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
@@ -237,7 +236,8 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
     if items.source is not None and path.exists() and path.samefile(items.source):
         raise UserError(f"{path} is the data itself, which is never replaced; choose another --out")
     columns, rows = _correct_table(corrections) if items.source is not None else _list_rows(corrections)
-    kept = [i for i, row in enumerate(rows) if row not in set(corrections.dropped)]
+    dropped = set(corrections.dropped)
+    kept = [i for i, row in enumerate(rows) if row not in dropped]
     if suffix == ".csv":
         lines = list(zip(*columns.values(), strict=True))
         content = format_csv(list(columns), [lines[i] for i in kept]).encode(errors="surrogateescape")
@@ -247,8 +247,8 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
     settings = {**corrections.settings, "data": str(path)}
     if items.source is None:
         labels = path.with_suffix(".json")
-        dropped = torch.tensor(corrections.dropped, dtype=torch.int64)
-        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections), dropped)
+        left_out = torch.tensor(corrections.dropped, dtype=torch.int64)
+        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections), left_out)
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=noisy)
         settings = {**corrections.settings, "noise": f"given:{labels}"}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
@@ -276,25 +276,16 @@ def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = Non
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())
 
 
-def _first_labels(corrections: Corrections) -> Tensor:
-    """[N] the labels before any audit replaced them."""
-    items = corrections.items
-    noise = Noise.parse(corrections.settings.get("noise", "given"))
-    is_file = noise.kind == "given" and noise.file is not None
-    earlier = read_noise_file(str(noise.file), items.dataset) if is_file else items.dataset
-    return first_labels(items, earlier.before_audit)
-
-
 def _before_audit(corrections: Corrections) -> Tensor:
     """[N] the labels that an audit replaced, this one or an earlier one; -1 for other rows."""
     checked = final_labels(corrections.items, corrections.decisions)
-    return labels_before_audit(torch.from_numpy(corrections.label), _first_labels(corrections), checked)
+    return labels_before_audit(corrections.items, torch.from_numpy(corrections.label), checked)
 
 
 def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict[str, list[str]]:
     """The added columns of a file whose lines are these rows of the data set; None: a line that is none of them."""
     items = corrections.items
-    first = _first_labels(corrections).numpy()
+    first = first_labels(items).numpy()
     by_audit = _before_audit(corrections).numpy() >= 0
     who = np.where(corrections.label == first, "", np.where(by_audit, AUDIT, PERSON))
     given: list[str] = []

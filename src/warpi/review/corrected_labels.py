@@ -51,14 +51,15 @@ def accepted_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int
     return {row: items.classes.index(label) for row, label in automatic.items() if label is not None}
 
 
-def first_labels(items: Items, earlier: Tensor | None) -> Tensor:
-    """[N] the given labels, or those that an earlier audit replaced by them (`earlier`, -1 for other rows)."""
-    given = torch.from_numpy(items.given)
+def first_labels(items: Items) -> Tensor:
+    """[N] the given labels, or those that an earlier audit replaced by them."""
+    given, earlier = torch.from_numpy(items.given), items.before_audit
     return given.clone() if earlier is None else torch.where(earlier >= 0, earlier, given)
 
 
-def labels_before_audit(label: Tensor, first: Tensor, checked: Collection[int]) -> Tensor:
+def labels_before_audit(items: Items, label: Tensor, checked: Collection[int]) -> Tensor:
     """[N] the original labels of rows whose label has changed without a check by a person; -1 for other rows."""
+    first = first_labels(items)
     before = torch.where(label != first, first, -1)
     before[list(checked)] = -1
     return before
@@ -91,7 +92,7 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
     checked = final_labels(items, decisions)
     for row, k in {**accepted_labels(items, decisions), **checked}.items():
         y[row] = k
-    before = labels_before_audit(y, first_labels(items, items.dataset.before_audit), checked)
+    before = labels_before_audit(items, y, checked)
     labels = NoisyLabels(y, None, None, before, torch.tensor(dropped_rows(items, decisions), dtype=torch.int64))
     if path.exists() and not _contains_labels(path, items, labels):
         raise NameTaken(path, "--export")

@@ -54,7 +54,8 @@ class Items:
     trusted: Split | None  # examples with trusted labels
     audit: Audit | None = None  # of the run, if there is one
     test: Split | None = None  # the test rows of the run
-    dropped_before: frozenset[int] = frozenset()  # rows that the run did not use, because a copy of them was kept
+    before_audit: Tensor | None = None  # [N] labels that an earlier audit replaced, -1 for other rows
+    dropped_before: frozenset[int] = frozenset()  # rows that are not used, because a copy of them was kept earlier
     listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
@@ -336,6 +337,7 @@ def items_from_run(
         probabilities=np.where((index >= 0)[:, None], audit.probabilities[index], np.nan),
         trusted=task.meta,
         audit=audit,
+        before_audit=dataset.before_audit,
         listed=rows is not None,
         extra_cells=extra_cells,
     )
@@ -371,6 +373,7 @@ def items_from_data(
         review_first=np.ones(n, bool),
         probabilities=None,
         trusted=trusted,
+        before_audit=dataset.before_audit,
         listed=rows is not None,
         extra_cells=extra_cells,
     )

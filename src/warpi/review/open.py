@@ -69,7 +69,7 @@ def open_run(
     dataset = run.data.dataset
     extra_cells = read_extra_cells(show, dataset, spec["data"])
     items = items_from_run(dataset, run.task, run.method.net, audit, rows and rows.row, extra_cells)
-    items = replace(items, test=run.truth.test, dropped_before=_dropped_before(spec["noise"], dataset))
+    items = _with_label_file(replace(items, test=run.truth.test), spec["noise"])
     items = _with_copied_columns(_with_row_list(items, rows), spec["data"], id, keep)
     if not Noise.parse(spec["noise"]).other_name:  # else some inputs are not those of the file
         items = _with_source_files(items, spec["data"], spec.get("meta_data"))
@@ -86,19 +86,21 @@ def open_data(
 ) -> tuple[Items, dict[str, Any]]:
     """Open data without a run; return its items, and its settings that are not defaults."""
     dataset = spec.read()
-    y = labels_with_noise(dataset, spec.noise, seed)
+    y = labels_with_noise(dataset, spec.noise, seed).y
     items = items_from_data(dataset, y, rows and rows.row, read_extra_cells(show, dataset, spec.data))
+    items = _with_label_file(items, spec.noise)
     items = _with_copied_columns(_with_row_list(items, rows), spec.data, id, keep)
     stored = {**asdict(spec), "noise": str(Noise.parse(spec.noise)), "seed": seed}
     return _with_source_files(items, spec.data), settings_to_repeat(stored, defaults_of(spec.data, dataset))
 
 
-def _dropped_before(noise: str, dataset: Dataset) -> frozenset[int]:
-    """The rows that a file of labels leaves out, because a copy of them was kept in an earlier review."""
+def _with_label_file(items: Items, noise: str) -> Items:
+    """Add what a file of labels says about an earlier review: the labels that an audit replaced, and dropped rows."""
     parsed = Noise.parse(noise)
     if parsed.kind != "given" or parsed.file is None:
-        return frozenset()
-    return frozenset(read_noise_file(parsed.file, dataset).dropped.tolist())
+        return items if str(parsed) == "given" else replace(items, before_audit=None)
+    earlier = read_noise_file(parsed.file, items.dataset)
+    return replace(items, before_audit=earlier.before_audit, dropped_before=frozenset(earlier.dropped.tolist()))
 
 
 def _with_copied_columns(items: Items, data: str, id: Sequence[str], keep: Sequence[str]) -> Items:

@@ -114,7 +114,7 @@ class ReviewSession:
         matches = items.review_first.copy() if scope == "first" else items.review_first | True
         for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
             if label := query.get(name):
-                matches &= labels == self.classfinite(label)
+                matches &= labels == self.class_index(label)
         decisions = self.store.current_decisions()
         if state != "all":
             states = self.states(decisions)
@@ -167,7 +167,7 @@ class ReviewSession:
             **_to_json(decision),
         }
 
-    def classfinite(self, name: str) -> int:
+    def class_index(self, name: str) -> int:
         if name not in self.items.classes:
             raise RequestRefused("unknown class")
         return self.items.classes.index(name)
@@ -199,7 +199,7 @@ class ReviewSession:
 
     def _pair_places(self, request: Mapping[str, Any]) -> NDArray[np.int64]:
         """The acceptable items of one pair of classes, the least probable suggestion first."""
-        given, suggested = (self.classfinite(str(request.get(name))) for name in ("given", "suggested"))
+        given, suggested = (self.class_index(str(request.get(name))) for name in ("given", "suggested"))
         items = self.items
         places = self._acceptable(_probability(request.get("above")))
         places = places[(items.given[items.row[places]] == given) & (items.suggested[places] == suggested)]
@@ -310,7 +310,9 @@ class ReviewSession:
         at, seen = request.get("at"), request.get("seen")
         if type(at) is not int or not isinstance(seen, dict) or not all(type(value) is int for value in seen.values()):
             raise RequestRefused("send the position at, and the decisions that were seen")
-        known = {int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit()}
+        known = {
+            int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit() and len(row) < 16
+        }
         choices = self.check_copies().keep(at, known, self.store.current_decisions())
         return self._answer(self.store.decide(choices, tab, step))
 

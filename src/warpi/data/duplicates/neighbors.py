@@ -82,7 +82,7 @@ def find_close_vectors(x: Any, is_text: bool) -> tuple[Pairs, Floats]:
     usual = float(np.median(distance[:, 0]))
     share = CLOSE_TEXT if is_text else CLOSE if x.shape[1] >= MIN_COLUMNS else 0.0
     limit = share * usual
-    rows, ranks = (distance <= limit).nonzero()
+    rows, ranks = (distance < limit).nonzero()
     pairs = {(min(i, j), max(i, j)): 1 - d / max(usual, 1e-12) for i, j, d in _triples(rows, ranks, index, distance)}
     both = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
     similarity = np.array([pairs[i, j] for i, j in both.tolist()])

@@ -1,5 +1,6 @@
 """Search splits for copies, near copies, outliers and broken images."""
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 
 MOST_ROWS = 10_000  # of a bounded search for near copies
+MOST_WORK = 2e11  # rows squared times features of a bounded search: about ten seconds of a CPU core
 MOST_FILES = 2_000  # the same for image files that are not in memory
 MOST_PAIRS = 2_000  # images that a bounded search compares pixel by pixel
 MIN_SIDE = 32  # pixels; smaller images are too much alike to tell near copies apart
@@ -96,10 +98,14 @@ def has_pictures(split: Split) -> bool:
 
 def reason_to_skip(split: Split, n: int, bounded: bool) -> str:
     """Why near copies are not searched; '' if they are."""
-    files = isinstance(split.examples, FileExamples)
-    if len(split.examples.shape) == 3 and not files and not has_pictures(split):
+    files, pictures = isinstance(split.examples, FileExamples), has_pictures(split)
+    if len(split.examples.shape) == 3 and not (files or pictures):
         return f"images of less than {MIN_SIDE} pixels look too much alike"
-    return f"{n:,} rows are too many" if bounded and n > (MOST_FILES if files else MOST_ROWS) else ""
+    if bounded and n > (MOST_FILES if files else MOST_ROWS):
+        return f"{n:,} rows are too many"
+    d = math.prod(split.examples.shape)
+    is_dense = not (files or pictures or isinstance(split.examples, SparseExamples))
+    return f"{n:,} rows with {d:,} features are too many" if bounded and is_dense and n * n * d > MOST_WORK else ""
 
 
 def _kind_of(split: Split) -> object:

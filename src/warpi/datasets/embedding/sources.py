@@ -18,7 +18,7 @@ from warpi.datasets.hugging_face.extract import extract_images
 from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
 from warpi.datasets.image_lists import is_manifest
-from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, PARTS, read_label_columns
+from warpi.datasets.label_columns import LABEL_FACTS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.text_files import check_column_names, read_cells, reading, shorten_list
@@ -199,8 +199,7 @@ def _from_table(path: Path, text: str, label: str, classes: tuple[str, ...] | No
     columns = _read_columns(path)
     texts = _column(columns, text, path, "--text COLUMN")
     _column(columns, label, path, "--label COLUMN")
-    known = (label, *LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])
-    cells = {name: normalize_labels(columns[name]) for name in known if name in columns}
+    cells = {name: normalize_labels(columns[name]) for name in (label, *LABEL_FACTS) if name in columns}
     found = read_label_columns(
         cells, label, path, lambda row: f"{path}, row {row}", classes=classes, blank_split="train"
     )

@@ -6,12 +6,20 @@ from typing import Any
 
 from warpi.datasets.hugging_face.images import open_picture
 from warpi.datasets.hugging_face.saved import column_names, image_column_of, open_splits, read_saved_table, to_cells
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS
+from warpi.datasets.label_columns import LABEL_FACTS
 from warpi.errors import UserError
 from warpi.utils.files import format_csv, write_atomically
 
 LIST = "list.csv"
-_SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"GI": ".gif", b"RI": ".webp", b"BM": ".bmp"}
+_SUFFIXES = {
+    b"\xff\xd8": ".jpg",
+    b"\x89P": ".png",
+    b"GI": ".gif",
+    b"RI": ".webp",
+    b"BM": ".bmp",
+    b"II": ".tif",
+    b"MM": ".tif",
+}
 
 
 def extract_images(data: Path, folder: Path, label: str | None, *, overwrite: bool, new: bool = False) -> Path:
@@ -26,7 +34,7 @@ def extract_images(data: Path, folder: Path, label: str | None, *, overwrite: bo
     label = label or "label"
     if label not in names and not new:
         raise UserError(f"{data} has no column {label!r}; columns: {', '.join(names)}; choose the label with --label")
-    used = [name for name in (label, *LABEL_COLUMNS, *GIVEN) if name in names]
+    used = [name for name in (label, *LABEL_FACTS) if name in names]
     columns = {"path": [file for file, _ in _read_images(splits, data)]}
     if used:
         chosen = {
@@ -52,6 +60,8 @@ def _read_images(splits: Mapping[str, Any], data: Path) -> Iterator[tuple[str, b
         for row, line in enumerate(split.select_columns([column]).cast_column(column, Image(decode=False))):
             picture = open_picture(line[column], f"{data}, row {row}")
             content = Path(picture).read_bytes() if isinstance(picture, str) else picture.getvalue()
+            if isinstance(picture, str) and content[:2] not in _SUFFIXES:
+                raise UserError(f"{data}, row {row}: {picture} is not an image, so it is not copied; remove the row")
             yield f"{part}/{row:07d}{_SUFFIXES.get(content[:2], '.tif')}", content
 
 

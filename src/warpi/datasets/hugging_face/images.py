@@ -17,7 +17,7 @@ from warpi.data.examples import TensorExamples
 from warpi.data.image_files import PHOTO, SMALL
 from warpi.datasets.arrays import make_images
 from warpi.datasets.hugging_face.saved import column_names, image_column_of, open_splits, read_saved_table, to_cells
-from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
+from warpi.datasets.label_columns import LABEL_FACTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.errors import UserError, first_line
 
@@ -36,8 +36,7 @@ def read_saved_images(
     if label not in names:
         raise UserError(f"{where} has no column {label!r}; columns: {', '.join(names)}; choose the label with --label")
     frame = read_saved_table({part: _drop_images(split, column) for part, split in splits.items()})
-    known = (label, *LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])
-    used = [name for name in known if name in frame.column_names]
+    used = [name for name in (label, *LABEL_FACTS) if name in frame.column_names]
     texts = {name: normalize_labels(to_cells(frame.column(name).to_pylist())) for name in used}
     labels = read_label_columns(
         texts, label, where, lambda row: f"{where}, row {row}", classes=like.classes if like else None
