@@ -18,8 +18,8 @@ from sweep_helpers import assert_same_as_local, read_log, write_sweep
 from warpi.errors import UserError
 from warpi.sweep.place import Place, parse_place
 
-# Until SLURM starts the job again, an epoch takes five seconds and a run 40. The signal comes after 30 seconds, which is
-# before the end of the run but, also on a busy machine, after its first epoch.
+# Until SLURM starts the job again, an epoch takes five seconds and a run 40. The signal comes after 30 seconds, before
+# the end of the run but, also on a busy machine, after its first epoch.
 PAUSE = '0.4 * ("SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ)'
 
 
