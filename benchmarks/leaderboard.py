@@ -131,14 +131,13 @@ def measure(out: Path, entries: list[str], root: str, deadline: float, cache: Da
         warms_up = hasattr(METHODS[ENTRIES[entry].get("method", entry)], "warm_up")
         probe = {name: value for name, value in _PROBE.items() if warms_up or name != "warm_up"}
         try:
-            run_one(
-                out, f"probe_{entry}", {**settings_of(entry, "random1"), **probe, "seed": 100}, root, deadline, cache
-            )
+            settings = {**settings_of(entry, "random1"), **probe, "seed": 100}
+            run_one(out / "probes", f"probe_{entry}", settings, root, deadline, cache)
         except Exception:  # the next one may succeed
             traceback.print_exc()
             continue
         table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-        for run in find_runs([out / f"probe_{entry}"]):
+        for run in find_runs([out / "probes" / f"probe_{entry}"]):
             if len(run.epochs) == _PROBE["epochs"]:
                 table[entry] = timed(run, _PROBE["warm_up"] if warms_up else 0.0)
         write_with_folder(TABLE, json.dumps(dict(sorted(table.items())), indent=1) + "\n")

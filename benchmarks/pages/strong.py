@@ -82,18 +82,31 @@ def keep(folders: Sequence[Path], to: Path = KEPT) -> None:
     """Copy specification, results and end mark of the runs in `folders`, and add their summaries."""
     rows = {row["name"]: row for row in summaries(to)}
     for folder in folders:
-        for path in sorted(folder.glob("*/spec.json")):
-            spec = json.loads(path.read_text())
+        for row in map(json.loads, (folder / "summary.jsonl").read_text().splitlines()):
+            source, target = folder / row["name"], to / row["name"]
+            if reason := reason_against(row, source, target):
+                print(f"{source} is left out: {reason}")
+                continue
+            spec = json.loads((source / "spec.json").read_text())
             spec["environment"].pop("folder", None)  # says nothing about the result
-            target = to / path.parent.name
-            write_with_folder(target / path.name, json.dumps(spec, indent=1) + "\n")
-            write_with_folder(target / "results.jsonl", path.with_name("results.jsonl").read_text())
-            if path.with_name("done").exists():
+            write_with_folder(target / "spec.json", json.dumps(spec, indent=1) + "\n")
+            write_with_folder(target / "results.jsonl", (source / "results.jsonl").read_text())
+            if row["finished"]:
                 write_with_folder(target / "done", "")
-        lines = (folder / "summary.jsonl").read_text().splitlines()
-        rows |= {row["name"]: row for row in map(json.loads, lines)}
+            rows[row["name"]] = row
     text = ",\n".join(json.dumps(rows[name]) for name in sorted(rows))
     write_with_folder(to / "summary.json", f"[\n{text}\n]\n")
+
+
+def reason_against(row: Summary, source: Path, target: Path) -> str | None:
+    """The reason why a run is not copied; None if it is."""
+    if not row["epochs"]:
+        return "it has no epoch"
+    if not row["finished"] and (target / "done").exists():
+        return f"it was cut off, and {target} has finished"
+    if row["finished"] and not (source / "done").exists():
+        return "it was begun again, and the results in summary.jsonl are gone"
+    return None
 
 
 def summaries(folder: Path) -> list[Summary]:
