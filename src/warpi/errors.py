@@ -29,7 +29,7 @@ def unknown(kind: str, got: str, allowed: Iterable[str]) -> UserError:
         more = f", ... ({len(names)} in all)" if len(names) > 60 else ""
         hint = f"allowed: {', '.join(names[:60])}{more}"
     if kind in ("method", "net"):
-        hint += f"; for a custom one: warpi --use FILE.py ..., or warpi.fit({kind}=...)"
+        hint += f"{' For' if closest else '; for'} a custom one: warpi --use FILE.py ..., or warpi.fit({kind}=...)"
     return UserError(f"unknown {kind} {got!r}; {hint}")
 
 

@@ -269,15 +269,16 @@ def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, caps
     for flags in (["--arrays"], ["--out", str(tmp_path / "x")]):
         assert main(["figures", str(custom), *flags]) == 2, "no run can be measured"
         first, last = capsys.readouterr().err.splitlines()
-        assert f"audit({str(custom)!r}, method=MyMethod())" in first
+        assert f"since the file of Custom was not given: {custom}; use warpi --use FILE.py figures" in first
         assert ("none of these runs could be measured" if flags == ["--arrays"] else "no figure can be drawn") in last
+    shutil.copytree(custom, tmp_path / "runs" / "same")
     shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
     (tmp_path / "runs" / "detc4" / FILE).unlink()
     flags = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
     assert main(["figures", str(tmp_path / "runs"), *flags]) == 0
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"warpi: {custom} is not measured: ")
-    assert len(printed.err.splitlines()) == 1
+    assert f"not given: {custom}, {custom.with_name('same')}; use" in printed.err
+    assert len(printed.err.splitlines()) == 1, "one line for all of them"
     assert "losses-digits-mlp-warpi-detc.png" in printed.out
     assert "bin_count" in measure(str(custom), "cpu", method=Custom())
     assert main(["figures", str(custom), "--out", str(tmp_path / "mine")]) == 0, "measured from Python"

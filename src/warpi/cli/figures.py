@@ -102,10 +102,21 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
     with_weights = [run for run in bare if (run.path / CHECKPOINT).exists()]
     if with_weights:
         from warpi.report.figure_measures import measure
+        from warpi.runs.rerun_command import UNKNOWN_FILE, custom_files, custom_names
         from warpi.runs.spec import DataCache
 
         cache = DataCache()
+        unknown = [run for run in with_weights if UNKNOWN_FILE in custom_files(run.spec)]
+        if unknown:
+            names = ", ".join(sorted({name for run in unknown for name in custom_names(run.spec).values()}))
+            _warn(
+                f"not measured, since the file of {names} was not given: "
+                f"{', '.join(str(run.path) for run in unknown)}; use warpi --use {UNKNOWN_FILE} figures ..., or in "
+                "Python warpi.report.figure_measures.measure(RUN, method=..., net=...)"
+            )
         for run in with_weights:
+            if run in unknown:
+                continue
             try:
                 measure(run.path, device, cache=cache)
                 say(f"{run.path} measured")
