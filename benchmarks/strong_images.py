@@ -4,7 +4,8 @@
     python -m benchmarks.strong_images --root DATA --out OUT --seconds 560 --runs ce_clean plus_random1 ...
 
 Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that
-cannot end within the time limit is stopped; its results so far stay.
+cannot end within the time limit is stopped; its results so far stay. With --probabilities, the audit of a run is stored
+in OUT/NAME.npz, for `python -m benchmarks.audit.strong`.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +60,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_random2": {**PLUS, "noise": "given:random2"},  # development: settings are chosen with these labels
     "plus_random2_no_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.0},
     "plus_random2_little_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.5},
+    "plus_random1_strong_pair": {**PLUS, "noise": "given:random1", "alpha": 0.0, "strong_pair": True},
+    "plus_random2_strong_pair": {**PLUS, "noise": "given:random2", "alpha": 0.0, "strong_pair": True},
     "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
     "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
     "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},
@@ -143,6 +147,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit of all runs together")
     parser.add_argument("--smoke", action="store_true", help="a few epochs of each kind of run instead")
     parser.add_argument("--speeds", action="store_true", help="first measure the parts of a step")
+    parser.add_argument("--probabilities", action="store_true", help="also store the probabilities of each audit")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings of all runs")
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
@@ -159,12 +164,20 @@ def main() -> None:
             usable = {key: value for key, value in settings.items() if key != "warm_up" or warms_up}
             try:
                 options = {**RUNS[name], **usable, "seed": seed}
-                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache)
+                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache, given.probabilities)
             except Exception:  # the next run may succeed
                 traceback.print_exc()
 
 
-def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline: float, cache: DataCache) -> None:
+def run_one(
+    out: Path,
+    name: str,
+    settings: dict[str, Any],
+    root: str,
+    deadline: float,
+    cache: DataCache,
+    probabilities: bool = False,
+) -> None:
     """Train until the end or the deadline, and append the figures of the run to summary.jsonl."""
     began = time.monotonic()
     if began >= deadline:
@@ -203,7 +216,7 @@ def run_one(out: Path, name: str, settings: dict[str, Any], root: str, deadline:
     if on_gpu:
         summary["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if run is not None:
-        summary |= measure(run)
+        summary |= measure(run, out / f"{name}.npz" if probabilities else None)
     for file in (out / name).glob("checkpoint*"):
         file.unlink()
     with (out / "summary.jsonl").open("a") as lines:
@@ -251,8 +264,11 @@ def milliseconds(part: Callable[[], Any], device: torch.device, n: int = 30) -> 
     return 1000 * (time.perf_counter() - began) / (n if device.type == "cuda" else 1)
 
 
-def measure(run: Run) -> dict[str, float]:
-    """Accuracy without mirrored views and, for WarPI+, how well it tells right labels from wrong ones."""
+def measure(run: Run, file: Path | None = None) -> dict[str, float]:
+    """Accuracy without mirrored views and, for WarPI+, how well it tells right labels from wrong ones.
+
+    The probabilities of the audit, if there is one, are stored in `file`.
+    """
     learner, truth = run.method, run.truth
     assert truth.test is not None
     hits = 0
@@ -278,6 +294,15 @@ def measure(run: Run) -> dict[str, float]:
         found = audit(run, save=False)
         true = dict(zip(run.task.train.rows.tolist(), truth.clean.tolist(), strict=True))
         wrong = torch.tensor([true[row] != given for row, given in zip(found.row, found.given, strict=True)])
+        if file is not None:
+            np.savez_compressed(
+                file,
+                given=found.given.astype(np.int8),
+                true=np.array([true[row] for row in found.row], dtype=np.int8),
+                probabilities=found.probabilities.astype(np.float32),
+                wrong_probability=found.wrong_probability.astype(np.float32),
+                is_label_issue=found.is_label_issue,
+            )
         scores["audit_auroc"] = auroc(torch.as_tensor(found.wrong_probability), wrong)
         scores |= cleanlab_aurocs(torch.as_tensor(found.probabilities), torch.as_tensor(found.given), wrong)
         rate = found.facts["noise_rate"]

@@ -110,11 +110,22 @@ def train(args: argparse.Namespace) -> None:
     (args.out / f"{args.method}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def compare(folder: Path) -> None:
-    from importlib.metadata import version
-
+def find_by_cleanlab(given: np.ndarray, p: np.ndarray, bad: np.ndarray) -> dict[str, dict[str, float]]:
+    """How well cleanlab detects the wrong labels `bad`, given probabilities [N, K]."""
     from cleanlab.filter import find_label_issues
     from cleanlab.rank import get_label_quality_scores
+
+    rows = {}
+    for by in ("prune_by_noise_rate", "confident_learning"):
+        issue = find_label_issues(given, p, filter_by=by)
+        for score in ("self_confidence", "normalized_margin"):
+            quality = get_label_quality_scores(given, p, method=score)
+            rows[f"cleanlab, {score}, {by}"] = detection(bad, 1 - quality, issue)
+    return rows
+
+
+def compare(folder: Path) -> None:
+    from importlib.metadata import version
 
     record = {"cleanlab": version("cleanlab"), "methods": {}}
     for file in sorted(folder.glob("*.npz")):
@@ -124,11 +135,7 @@ def compare(folder: Path) -> None:
         p /= p.sum(1, keepdims=True)
         bad, ours = true != y, json.loads(file.with_suffix(".json").read_text())
         rows = {"warpi audit": {k: ours["out_of_sample"][k] for k in ("auroc", "precision", "recall")}}
-        for by in ("prune_by_noise_rate", "confident_learning"):
-            issue = find_label_issues(y, p, filter_by=by)
-            for score in ("self_confidence", "normalized_margin"):
-                quality = get_label_quality_scores(y, p, method=score)
-                rows[f"cleanlab, {score}, {by}"] = detection(bad, 1 - quality, issue)
+        rows |= find_by_cleanlab(y, p, bad)
         rows["warpi audit, in sample"] = {k: ours["in_sample"][k] for k in ("auroc", "precision", "recall")}
         if abs(detection(bad, wrong, wrong > 0.5)["auroc"] - rows["warpi audit"]["auroc"]) > 1e-3:
             raise SystemExit(f"{file} and its .json do not belong to one run")

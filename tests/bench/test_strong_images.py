@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import leaderboard, strong_images
+from benchmarks.audit import strong as strong_audit
 from benchmarks.pages import leaderboard as leaderboard_page, strong
 from warpi.methods.registry import METHODS
 from warpi.report.experiments import RunRecord, find_runs
@@ -36,6 +37,20 @@ def test_a_run_leaves_its_folder_without_weights_and_a_summary(tmp_path: Path, m
     assert {path.name for path in (tmp_path / "short").iterdir()} >= {"spec.json", "results.jsonl", "done"}
     assert not list(tmp_path.glob("*/checkpoint*"))
     assert not (tmp_path / "late").exists()
+
+
+def test_the_stored_audit_of_a_run_is_compared_with_cleanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cleanlab")
+    monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300})
+    settings = {"method": "ce", "noise": "pair:0.3", "meta": 0, **SHORT, "epochs": 6}
+    end = time.monotonic() + 60
+    strong_images.run_one(tmp_path, "short", settings, None, end, DataCache(), probabilities=True)
+    summary = json.loads((tmp_path / "summary.jsonl").read_text())
+    found = strong_audit.compare(tmp_path / "short.npz")
+    assert found["found"]["warpi audit"]["auroc"] == pytest.approx(summary["audit_auroc"], abs=1e-3)
+    by_cleanlab = found["found"]["cleanlab, self_confidence, prune_by_noise_rate"]
+    assert by_cleanlab["auroc"] == pytest.approx(summary["audit_self_confidence_auroc"], abs=1e-3)
+    assert "| `short` | warpi audit | 0." in strong_audit.table({"short": found})
 
 
 def test_auroc() -> None:
@@ -88,6 +103,30 @@ def test_page_shows_our_runs_beside_published_figures() -> None:
     assert strong.rivals({name: [] for name in strong_images.RUNS}) == []
 
 
+def test_runs_without_an_epoch_and_cut_off_repetitions_are_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = shutil.copytree(strong.KEPT / "ce_clean_seed0", tmp_path / "out" / "ce_clean_seed0")
+    (row,) = [row for row in strong.summaries(strong.KEPT) if row["name"] == "ce_clean_seed0"]
+    shutil.copytree(made, tmp_path / "out" / "ce_fine_seed0", ignore=shutil.ignore_patterns("done", "results.jsonl"))
+    none = {"name": "ce_fine_seed0", "finished": False, "epochs": 0, "wall_seconds": 9.0}
+    summary = tmp_path / "out" / "summary.jsonl"
+    summary.write_text(f"{json.dumps(row)}\n{json.dumps(none)}\n")
+    kept = tmp_path / "kept"
+    strong.keep([summary.parent], kept)
+    assert strong.summaries(kept) == [row]
+    assert {path.name for path in kept.iterdir()} == {"ce_clean_seed0", "summary.json"}
+    (made / "done").unlink()
+    (made / "results.jsonl").write_text("")
+    summary.write_text(json.dumps({**row, "finished": False, "epochs": 7}))
+    strong.keep([summary.parent], kept)
+    assert strong.summaries(kept) == [row]
+    assert (kept / "ce_clean_seed0" / "results.jsonl").read_text()
+    said = capsys.readouterr().out
+    assert "ce_fine_seed0 is left out: it has no epoch" in said
+    assert "ce_clean_seed0 is left out: it was cut off" in said
+
+
 def test_page_shows_the_first_epochs_of_a_longer_schedule() -> None:
     spec = {"recipe": {"net": "preact18", "batch_size": 64, "lr": 0.02, "epochs": 300}}
     epochs = [{"epoch": t, "test_acc": 70.0 + t} for t in range(1, 21)]
@@ -111,6 +150,7 @@ def test_measured_seconds_give_the_number_of_epochs(
     leaderboard.measure(tmp_path, ["ce", "dividemix"], "", time.monotonic() + 60, DataCache())
     table = json.loads(leaderboard.TABLE.read_text())
     assert set(table) == {"ce", "dividemix"}
+    assert not (tmp_path / "probe_ce").exists(), "the page of the leaderboard would take it for a run"
     assert 0 < table["ce"]["seconds"] == table["ce"]["warm_up_seconds"]
     monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "ce"])
     leaderboard.main()

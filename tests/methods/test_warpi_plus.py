@@ -87,6 +87,26 @@ def test_alignment_moves_the_mean_toward_the_prior(pictures: tuple[Task, Truth])
     assert means[1] > means[0]
 
 
+def test_the_network_sees_two_strong_views_and_the_teacher_the_weak_one(
+    pictures: tuple[Task, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = started(pictures[0], strong_pair=True, alpha=0.0)
+    batch, trusted = method.loader.draw(), method.meta_loader.draw()
+    assert len(batch.views) == 3
+    assert len(trusted.views) == 2
+    crops = started(pictures[0]).loader.draw().views
+    torch.testing.assert_close(batch.views[0], crops[0])  # only cropped and mirrored
+    seen: dict[str, list[torch.Tensor]] = {"teacher": [], "network": []}
+    method.averaged_nets[0].register_forward_pre_hook(lambda _, x: seen["teacher"].append(x[0]))
+    method.net.register_forward_pre_hook(lambda _, x: seen["network"].append(x[0]))
+    monkeypatch.setattr(method.meta_loader, "draw", lambda: trusted)
+    method.warming = False
+    method.step(batch)
+    torch.testing.assert_close(seen["teacher"][0], batch.views[0])
+    first, second = (torch.cat(pair) for pair in zip(batch.views[1:], trusted.views, strict=True))
+    torch.testing.assert_close(seen["network"][0], torch.cat([first, second]))
+
+
 def test_rectifier_descends_the_exact_meta_gradient(pictures: tuple[Task, Truth]) -> None:
     """Against autograd through the virtual step of the last layer, written out."""
     method = started(pictures[0], rectifier=True, trusted_in_loss=False, virtual_lr=0.5)

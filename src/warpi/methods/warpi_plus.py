@@ -87,10 +87,16 @@ class WarPIPlus(Method):
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
     balance: float = setting(0.1, "weight lambda of the penalty on mean predictions that differ from the prior", low=0)
     trusted_in_loss: bool = setting(True, "train the network on the trusted examples")
+    strong_pair: bool = setting(
+        False, "train on two strong views of each noisy image; only the teacher sees the weak one"
+    )
     rectifier: bool = setting(False, "correct the posterior by a meta-network V; made results on CIFAR-10 worse")
     meta_lr: float = setting(1e-3, "learning rate of V", low=0)
     virtual_lr: float = setting(0.1, "step size of the virtual step of the last layer", low=0)
     follow: float = setting(0.99, "fraction of the mean prediction and of the thresholds kept per step", low=0, high=1)
+
+    def plan_views(self, strong: bool) -> tuple[int, tuple[int, ...]]:
+        return (3, (1, 2)) if self.strong_pair else super().plan_views(strong)
 
     @property
     def average_decay(self) -> float:
@@ -193,12 +199,15 @@ class WarPIPlus(Method):
         descend(cross_entropy(z, trusted.y).mean(), self.meta_optimizer)
 
     def learn(self, batch: Batch, weak: Tensor, strong: Tensor, used: Tensor, alpha: float) -> dict[str, Tensor]:
-        """One step with targets for the weak and the strong views; only strong views that are `used` count."""
-        x_weak, x_strong = batch.views
+        """One step with targets for the weak and the strong views; only strong views that are `used` count.
+
+        With `strong_pair`, a second strong view takes the place of the weak one.
+        """
+        *_, x_weak, x_strong = batch.views
         if self.uses_trusted and self.trusted_in_loss:
             trusted = self.meta_loader.draw()
             y = one_hot(trusted.y, self.task.n_classes)
-            x_weak, x_strong = (torch.cat(pair) for pair in zip(batch.views, trusted.views, strict=True))
+            x_weak, x_strong = (torch.cat(pair) for pair in zip((x_weak, x_strong), trusted.views, strict=True))
             weak = torch.cat([weak, y])
             strong = torch.cat([strong, y])
             used = torch.cat([used, torch.ones_like(y[:, 0])])
