@@ -115,7 +115,7 @@ def test_converts_a_list_and_trains(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "elsewhere" / "l.parquet"
     assert main(["convert", str(tmp_path / "photos"), "--out", str(out)]) == 0
     command = f"warpi fit --data {out} --root {tmp_path / 'photos'} --out DIR"
-    assert f"train on them with: {command}" in capsys.readouterr().out
+    assert f"next: {command}" in capsys.readouterr().out
     run = ["fit", "--data", str(out), "--root", str(tmp_path / "photos"), "--image-size", "8", "--method", "ce"]
     run += ["--epochs", "1", "--batch-size", "4", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
     assert main(run) == 0

@@ -15,6 +15,7 @@ from warpi.audit.decisions import Choice, Decision, Store, read_decisions
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli import main
 from warpi.data.dataset import Dataset
+from warpi.data.numeric import Features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
@@ -262,3 +263,21 @@ def test_trusted_rows_show_how_corrected_labels_would_have_been(
     write_trusted_set(corrections, tmp_path / "trusted.csv")
     lines = list(csv.DictReader((tmp_path / "trusted.csv").read_text().splitlines()))
     assert [(line["id"], line["kind"], line["given"]) for line in lines] == [("100", "b", "c"), ("104", "b", "b")]
+
+
+def test_the_next_run_knows_the_labels_that_checked_rows_would_have(
+    items: Items, p: np.ndarray, tmp_path: Path
+) -> None:
+    """The label file of data that is not a table has them, so that the next run can tell how many labels are wrong."""
+    corrections = apply_corrections(replace(items, source=None), make_audit(items.dataset, p), decide(5, "b"))
+    corrections = replace(corrections, posterior={5: np.array([0.1, 0.2, 0.7])})
+    write_corrections(corrections, tmp_path / "out.csv")
+    labels = read_noise_file(tmp_path / "out.json", items.dataset)
+    assert labels.unchecked is not None
+    assert labels.unchecked.tolist() == [-1, -1, -1, -1, -1, 2, -1, -1]
+    examples = items.dataset.examples
+    assert isinstance(examples, Features)
+    trusted = Dataset("t", replace(examples, x=examples.x[5:6]), labels.y[5:6], items.classes)
+    task, _ = make_task(items.dataset, f"given:{tmp_path / 'out.json'}", val=0.0, test=0.0, meta_data=trusted)
+    assert task.meta_given is not None
+    assert task.meta_given.tolist() == [2]

@@ -3,15 +3,20 @@
 import csv
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from review_helpers import Client, serve
 
 from warpi.audit.result import Audit
 from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale
 from warpi.data.image_files import FileExamples
+from warpi.data.numeric import Embedded, Originals
+from warpi.data.split import Split
 from warpi.nets.registry import make_net
 from warpi.review import show_input as render
 from warpi.review.corrected_labels import corrected_csv
@@ -111,3 +116,21 @@ def test_order_labels_and_neighbors(tiny: tuple[Task, Truth], digits: Dataset) -
     assert listed.suggested.tolist() == [guess[3], -1]
     state = {row["state"] for row in csv.DictReader(corrected_csv(items, {}).splitlines())}
     assert state == {"open", "trusted"}
+
+
+def test_trusted_images_that_are_links_to_the_data(photos: Path, tmp_path: Path) -> None:
+    """A trusted set that a review wrote consists of links; its images are shown, those of other places are not."""
+    data, trusted = tmp_path / "photos", tmp_path / "trusted"
+    for name in ("blue", "red"):
+        shutil.copytree(photos / name, data / name)
+    (data / "red" / "9.png").unlink()
+    (trusted / "red").mkdir(parents=True)
+    os.symlink(data / "red" / "5.png", trusted / "red" / "a.png")
+    os.symlink(photos / "red" / "5.png", trusted / "red" / "b.png")
+    dataset, _ = load_dataset(str(data), image_size=8)
+    paths = Originals(("red/a.png", "red/b.png"), str(trusted))
+    vectors = Embedded(torch.zeros(2, 3), Scale(torch.zeros(3), torch.ones(3)), originals=paths)
+    items = items_from_data(dataset, dataset.y)
+    items = replace(items, trusted=Split(vectors, torch.arange(2), torch.zeros(2, dtype=torch.int64)))
+    assert items.trusted_picture(0) is not None
+    assert items.trusted_picture(1) is None

@@ -149,6 +149,14 @@ def test_advice_depends_on_what_is_missing() -> None:
     low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})
     assert "right for only 50 %" in audit_concerns(low)[0].problem
     assert "warpi pick 40 runs/x" in audit_concerns(low)[0].advice
+    # Random checks that show fewer wrong labels after all corrections: the advice is about single suggestions only.
+    rate = {"n": 60, "rate": 0.7, "low": 0.6, "high": 0.8, "level": 0.9, "checked": 30}
+    rows = list(range(30))
+    helped = replace(low, facts={**low.facts, "noise_rate": rate}, pairs=pairs_of(audit, rows, audit.posterior[rows]))
+    (concern,) = audit_concerns(helped)
+    assert not concern.comes_first
+    assert "right for only 50 %" in concern.problem
+    assert audit_concerns(low)[0].comes_first
     none = replace(audit, facts={**audit.facts, "trusted_accuracy": None})
     assert "no trusted rows" in audit_concerns(none)[0].problem
     assert audit_concerns(audit) == []

@@ -314,6 +314,42 @@ def test_paths_and_undo_of_a_row_that_is_not_fetched(browser: Browser, errors: l
         page.context.close()
 
 
+def test_a_hidden_label_is_not_in_the_path(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    """The folder of an image is its given label, so only the name of the file is shown until the person has chosen."""
+    paths = tuple(f"{'ab'[row % 2]}/{row}.png" for row in range(4))
+    dataset = replace(make_images(4, ("a", "b")), files=Files(str(tmp_path), paths))
+    items = replace(items_from_data(dataset, dataset.y), random_rows=frozenset(range(4)))
+    with serve(items, tmp_path / "review") as client:
+        page = open_page(browser, client.server.link, errors)
+        expect(page.locator("#where")).to_have_text("Row 0 · 1 of 4 · 0.pngdrawn at random")
+        assert page.locator("#where bdi").get_attribute("title") == "0.png"
+        page.keyboard.press("v")
+        expect(page.locator("#where")).to_have_text("Row 0 · 1 of 4 · a/0.pngdrawn at random")
+        page.context.close()
+
+
+def test_names_of_classes_are_shown_in_full(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    """Buttons, bars, neighbors and the pairs of `Accept many` cut no name, at any width."""
+    items = make_audited_items(24, LONG, n_trusted=4)
+    with serve(items, tmp_path) as client:
+        page = open_page(browser, client.server.link, errors)
+        for width in WIDTHS:
+            page.set_viewport_size(ViewportSize(width=width, height=900))
+            expect(page.locator("#neighbors figcaption").first).to_be_visible()
+            names = page.locator(".actions b, .bars .name, .neighbors figcaption")
+            cut = (
+                "nodes => nodes.filter(n => n.scrollWidth > n.clientWidth + 1 && n.clientWidth).map(n => n.textContent)"
+            )
+            assert names.evaluate_all(cut) == []
+            page.keyboard.press("b")
+            page.locator("#bulk-above").select_option("0.5")
+            expect(page.locator("#bulk-pairs tbody tr").first).to_be_visible()
+            narrow = "cells => cells.map(c => c.clientWidth).filter(width => width > 0 && width < 40)"
+            assert page.locator("#bulk-pairs td:not(.number):not(:last-child)").evaluate_all(narrow) == []
+            page.keyboard.press("Escape")
+        page.context.close()
+
+
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_tiles_show_the_whole_suggestion_at_every_width(
     browser: Browser, errors: list[str], tmp_path: Path, kind: str

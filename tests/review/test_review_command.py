@@ -159,6 +159,33 @@ def test_serve_prints_the_link(
     assert f"decisions are in {tmp_path / 'decisions.sqlite'}; run the same command to continue" in output.err
 
 
+def test_the_end_of_a_review_names_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its flags are those of the review, also those of the data."""
+    (tmp_path / "t.csv").write_text("a,kind\n1,x\n2,y\n3,x\n4,y\n")
+    (tmp_path / "rows.csv").write_text("row,part,stratum_size,stratum_picked\n0,random,4,2\n1,random,4,2\n")
+
+    def decide(server: Server) -> None:
+        sessions = [server.sessions[token] for token in server.tokens.values()] or [server.review]
+        for session, label in zip(sessions, "xy", strict=False):
+            choices = [{"row": 0, "seen": 0, "action": "change", "label": label}]
+            session.decide({"tab": "t", "step": "s", "choices": choices})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", decide)
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", "t.csv", "--label", "kind", "--out", "checked"]
+    assert main(["review", *data, "--rows", "rows.csv", "--no-browser"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("next: warpi ")
+    assert command == f"review {' '.join(data)} --rows rows.csv --export-trusted trusted.csv"
+    assert main(command.split()) == 0
+    data[-1] = "two"
+    assert main(["review", *data, "--people", "anna,ben", "--overlap", "1", "--no-browser"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("next: warpi ")
+    assert command == f"review {' '.join(data)} --rows two/disputes.csv"
+
+
 def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["review", "--data", "digits", "--out", str(tmp_path), "--trusted", str(tmp_path / "t.npz")]
     assert main(argv) == 2

@@ -72,7 +72,7 @@ def test_the_training_file_gives_the_predictions_of_the_method(
     assert p.std(0).min() > 0.01
     agree = 100 * np.mean([row["predicted_label"] == given(k) for k, row in enumerate(rows)])
     printed = capsys.readouterr().out
-    assert f"('animal', {N} rows, some of which may be wrong): {agree:.2f} %" in printed
+    assert f"(column 'animal', {N} rows; some of these labels may be wrong): {agree:.2f} %" in printed
     assert main(["predict", str(table.path), "--data", str(here / "table.csv"), "--csv", str(out), "--quiet"]) == 0
     assert not capsys.readouterr().out
 

@@ -37,7 +37,7 @@ from warpi.runs.run import Run
 from warpi.training.method import Method
 
 log = logging.getLogger("warpi.audit")
-_LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower
+_LOW_ACCURACY = 0.7  # of the trusted rows, below which many suggestions are wrong
 _LEVEL = 0.9  # of the intervals
 
 
@@ -397,4 +397,6 @@ def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:
         log.warning("the trusted rows were used for training and cannot check the probabilities; use --folds 5")
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
-        log.warning("only %.0f %% of the trusted rows are predicted correctly; the audit is unreliable", 100 * accuracy)
+        log.warning(
+            "only %.0f %% of the trusted rows are predicted correctly, so many suggestions are wrong", 100 * accuracy
+        )

@@ -106,7 +106,7 @@ def _print_audit(audit: "Audit") -> None:
     from rich.table import Table
 
     from warpi.audit.result import describe_rate
-    from warpi.review.progress import correct_command
+    from warpi.review.progress import audit_concerns, correct_command
 
     rate = describe_rate(audit.facts["noise_rate"])
     say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
@@ -138,7 +138,7 @@ def _print_audit(audit: "Audit") -> None:
             f"warpi pick {100 if has_intervals else 40} {run} --csv {listed}, then warpi review {run} --rows {listed}"
         )
         correct = correct_command(run)
-        if not has_intervals:
+        if not has_intervals or any(concern.comes_first for concern in audit_concerns(audit)):
             say(f"next: {check}")
         elif (Path(audit.facts["run"]) / "review" / "decisions.sqlite").exists():
             say(f"next: {correct}, or check more rows: {check}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_data_flags, add_old_switch, read_names, warn_deprecated
 from warpi.errors import UserError, unknown
+from warpi.utils.files import unused_name
 from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import cell, say
 
@@ -166,7 +167,8 @@ def _print_next(run: "Run") -> None:
     """Print the next command, if the true labels are unknown."""
     if run.truth.clean is None:
         path = shlex.quote(str(run.path))
-        say(f"next: warpi audit {path} --csv audit.csv, or warpi predict {path} --data NEW --csv predicted.csv")
+        audit, predicted = unused_name("audit.csv"), unused_name("predicted.csv")
+        say(f"next: warpi audit {path} --csv {audit}, or warpi predict {path} --data NEW --csv {predicted}")
 
 
 def compare(argv: list[str]) -> None:
@@ -220,7 +222,8 @@ def _describe_noise(method: "Method") -> str:
     if measured is None:
         return f"about {100 * getattr(method, 'noise_rate_point', 0):.1f} % of the labels are wrong ({MODEL_BASED})"
     rate, low, high = (100 * value for value in measured)
-    return f"about {rate:.1f} % of the labels are wrong (90 % interval {low:.1f} to {high:.1f})"
+    interval = f"(90 % interval {low:.1f} to {high:.1f})"
+    return f"about {rate:.1f} % of the labels are wrong {interval}; a first estimate, which warpi audit refines"
 
 
 def _print_candidates(choice: Sequence[Mapping[str, Any]], most: int = _SHOWN) -> None:

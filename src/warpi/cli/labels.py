@@ -140,7 +140,7 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
     right = about["consensus"]
     interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
     say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
-    say(f"train on them with: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")
+    say(f"next: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")
 
 
 def label_studio(argv: list[str]) -> None:
@@ -234,10 +234,10 @@ def duplicates(argv: list[str]) -> None:
     if given["json"]:
         write_json(given["json"], found.summary())
     if not given["quiet"]:
-        _print_duplicates(found)
+        _print_duplicates(found, listed=given["csv"] is not None)
 
 
-def _print_duplicates(found: "Duplicates", most: int = 5) -> None:
+def _print_duplicates(found: "Duplicates", listed: bool, most: int = 5) -> None:
     """Print the counts, and the first groups of copies that matter: other labels, or another part."""
     for line in found.describe():
         say(line)
@@ -249,4 +249,7 @@ def _print_duplicates(found: "Duplicates", most: int = 5) -> None:
         labels = ", ".join(sorted({found.label[i] for i in members}))
         say(f"  copies: {'; '.join(names)}{'; ...' if len(members) > 4 else ''} (labels: {labels})")
     if len(groups) > most:
-        say(f"  ... and {len(groups) - most} more such groups; --csv FILE lists them all")
+        say(f"  ... and {len(groups) - most} more such groups")
+    if (found.group >= 0).any():
+        table = "" if listed else "--csv FILE lists all copies; "
+        say(f"{table}after warpi fit, warpi review RUN keeps one of each (key D)")

@@ -34,8 +34,9 @@ def predict(argv: list[str]) -> None:
     unread = f"; {predictions.unread} images cannot be read and are left out" if predictions.unread else ""
     say(f"{given['csv']}: {len(predictions)} rows of {given['data']}{unread}")
     for name, (accuracy, n) in predictions.accuracy.items():
-        doubt = "" if name in ("clean_label", "clean") else ", some of which may be wrong"
-        say(f"accuracy against the labels of {given['data']} ({name!r}, {n} rows{doubt}): {accuracy:.2f} %")
+        doubt = "" if name in ("clean_label", "clean") else "; some of these labels may be wrong"
+        source = "folders" if name == "folder" and predictions.paths else f"column {name!r}"
+        say(f"accuracy against the labels of {given['data']} ({source}, {n} rows{doubt}): {accuracy:.2f} %")
 
 
 def embed(argv: list[str]) -> None:
@@ -64,7 +65,7 @@ def embed(argv: list[str]) -> None:
     if not given["quiet"]:
         new = "nothing new" if not result.computed else f"{result.computed:,} of them computed now"
         say(f"{result.path}: {result.rows:,} vectors of {result.dimensions} numbers by {embedder} ({new})")
-        say(f"train on them with: warpi fit --data {result.path} --out DIR")
+        say(f"next: warpi fit --data {result.path} --out DIR")
 
 
 def convert(argv: list[str]) -> None:
@@ -109,7 +110,7 @@ def convert(argv: list[str]) -> None:
     )
     if not given["quiet"]:
         say(f"{done.path}: {done.n_rows:,} rows of {done.n_features} features")
-        say(f"train on them with: warpi fit --data {done.path} --out DIR")
+        say(f"next: warpi fit --data {done.path} --out DIR")
 
 
 def _convert_images(given: dict[str, Any]) -> None:
@@ -126,4 +127,4 @@ def _convert_images(given: dict[str, Any]) -> None:
     if not given["quiet"]:
         root = "" if base == out.parent else f" --root {shlex.quote(str(base))}"
         say(f"{out}: {n:,} images, with paths relative to {base}")
-        say(f"train on them with: warpi fit --data {out}{root} --out DIR")
+        say(f"next: warpi fit --data {out}{root} --out DIR")

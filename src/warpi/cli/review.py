@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from warpi.cli.audit import print_trusted_set
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.errors import UserError
-from warpi.runs.schema import NOT_READ, READ
-from warpi.utils.files import write_json
+from warpi.runs.rerun_command import flag
+from warpi.runs.schema import NOT_READ, READ, to_written_names
+from warpi.utils.files import unused_name, write_json
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import say
 
@@ -218,7 +219,40 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         except KeyboardInterrupt:
             say(f"warpi: decisions are in {session.store.path}; run the same command to continue", error=True)
     if people is not None:
-        _print_people(people, session.folder, given)
+        _print_people(people, session, given)
+    else:
+        _print_next(session, given)
+
+
+def _print_next(session: "ReviewSession", given: Mapping[str, Any]) -> None:
+    """What to do with the decisions so far; nothing if there are none."""
+    from warpi.review.export import trusted_name
+    from warpi.review.progress import audit_concerns
+
+    if not session.store.current_decisions():
+        return
+    audit = session.items.audit
+    if audit is None:
+        trusted = unused_name(trusted_name(session.items))
+        say(f"next: {shlex.join([*_command_of(session, given), '--export-trusted', trusted])}")
+        return
+    first = [concern.advice for concern in audit_concerns(audit) if concern.comes_first]
+    advice = first[0] if first and not session.progress()["n_new"] else session.progress()["hint"]
+    say(f"next: {advice.replace('`', '')}")
+
+
+def _command_of(session: "ReviewSession", given: Mapping[str, Any], rows: Path | None = None) -> list[str]:
+    """The words of the command that opened the review, or opens it with another list of rows."""
+    if given["run"] is not None:
+        words = [str(given["run"])]
+    else:
+        words = [word for name, value in to_written_names(session.settings).items() for word in flag(name, value)]
+    listed = rows or given["rows"]
+    return [
+        *("warpi", "review", *words),
+        *(["--out", str(given["out"])] if given["out"] else []),
+        *(["--rows", str(listed)] if listed else []),
+    ]
 
 
 def _how_to_open(people: bool) -> str:
@@ -240,12 +274,13 @@ def _store_of(session: "ReviewSession") -> "Store":
     return session.store
 
 
-def _print_people(people: "People", folder: Path, given: Mapping[str, Any]) -> None:
+def _print_people(people: "People", session: "ReviewSession", given: Mapping[str, Any]) -> None:
     for line in people.describe():
         say(line)
-    file = people.write_disputes(folder)
+    file = people.write_disputes(session.folder)
     if file is not None:
         n = len(people.disputes())
-        parts = [str(given["run"])] if given["run"] else ["--data", given["data"], "--out", str(folder)]
         say(f"{file}: {n} row{'s' * (n > 1)} with different labels")
-        say(f"next: {shlex.join(['warpi', 'review', *parts, '--rows', str(file)])}")
+        say(f"next: {shlex.join(_command_of(session, given, file))}")
+    else:
+        _print_next(session, given)

@@ -31,6 +31,7 @@ class NoisyLabels(NamedTuple):
     replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input replaces this one, -1: kept
     before_audit: Tensor | None = None  # [N] int64 labels that an audit replaced, -1 for other rows
     dropped: Tensor = torch.zeros(0, dtype=torch.int64)  # [M] rows that are not used: a person kept a copy of them
+    unchecked: Tensor | None = None  # [N] int64 labels that checked rows would have without their check, -1 unknown
 
 
 def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:

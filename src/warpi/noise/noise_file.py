@@ -84,8 +84,9 @@ def write_noise_file(
     }
     if labels.replaced is not None:
         content["replaced"] = labels.replaced.tolist()
-    if labels.before_audit is not None and bool((labels.before_audit >= 0).any()):
-        content["before_audit"] = labels.before_audit.tolist()
+    for name, known in (("before_audit", labels.before_audit), ("unchecked", labels.unchecked)):
+        if known is not None and bool((known >= 0).any()):
+            content[name] = known.tolist()
     if len(labels.dropped):
         content["dropped"] = labels.dropped.tolist()
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
@@ -122,14 +123,22 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     T = content.get("T")
     if T is not None:
         T = check_matrix(f"noise file {path}", read_rows(f"noise file {path}", T), dataset.classes, dataset.classes)
-    before = _integers(path, content, "before_audit") if "before_audit" in content else None
-    if before is not None:
-        check_labels(before.clamp(min=0), n, dataset.n_classes, f"'before_audit' in the noise file {path}")
-        before = before[order]
+    before, unchecked = (_some_labels(path, content, name, dataset, order) for name in ("before_audit", "unchecked"))
     dropped = _integers(path, {"dropped": [], **content}, "dropped")
     if bool(((dropped < 0) | (dropped >= n)).any()):
         raise UserError(f"noise file {path}: 'dropped' must hold rows of the data, from 0 to {n - 1}")
-    return NoisyLabels(labels[order], T, replaced, before, dropped)
+    return NoisyLabels(labels[order], T, replaced, before, dropped, unchecked)
+
+
+def _some_labels(
+    path: Path | str, content: Mapping[str, Any], name: str, data: Dataset, order: Tensor
+) -> Tensor | None:
+    """[N] labels that are known for some of the rows, -1 for the others; None if the file has none."""
+    if name not in content:
+        return None
+    labels = _integers(path, content, name)
+    check_labels(labels.clamp(min=0), len(order), data.n_classes, f"{name!r} in the noise file {path}")
+    return labels[order]
 
 
 def read_noise_name(path: Path | str) -> str:

@@ -41,6 +41,7 @@ def answer(detail: Detail) -> dict[str, Any] | None:
     return {
         "tiles": [_wrong_tile(audit, detail.review), _suspicious_tile(audit, detail.review)],
         "concerns": audit_concerns(audit),
+        "advice_first": any(concern.comes_first for concern in audit_concerns(audit)),
         "where": _where(audit),
         "left_out": audit.facts.get("left_out") or 0,
         "threshold": percent(audit.facts.get("threshold", 0.5)),
@@ -65,7 +66,9 @@ def next_step(detail: Detail) -> str:
     if detail.audit is None:
         return ""
     concerns = audit_concerns(detail.audit)
-    return concerns[0].advice if concerns else _advise(detail.audit, detail.review)
+    if concerns and concerns[0].comes_first:
+        return concerns[0].advice
+    return _advise(detail.audit, detail.review)
 
 
 def percent(share: float) -> str:
@@ -164,7 +167,8 @@ def _advise(audit: Audit, review: Review | None) -> str:
         return f"Write the corrected data: `{correct_command(name)}`."
     before, after = f"{review.before.rate:,.0f}", f"{review.after.rate:,.0f}"
     helps = review.after.rate < review.before.rate
-    effect = f", leaving about {after} wrong labels instead of {before}" if helps else ""
+    labels = "label" if after == "1" else "labels"
+    effect = f", leaving about {after} wrong {labels} instead of {before}" if helps else ""
     return review.progress.hint(None if run is None else str(run), effect, correcting_helps=helps)
 
 

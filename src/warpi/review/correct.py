@@ -212,11 +212,16 @@ def write_trusted_set(corrections: Corrections, path: Path) -> TrustedSetSummary
     Together with the true label it shows how many of the corrected labels are wrong, and how.
     """
     items = corrections.items
-    given = {
-        row: items.classes[int(choose_labels(q[None], items.given[[row]], corrections.above)[0])]
-        for row, q in corrections.posterior.items()
-    }
+    given = {row: items.classes[k] for row, k in _unchecked_labels(corrections).items()}
     return write_trusted(items, corrections.decisions, path, given=given)
+
+
+def _unchecked_labels(corrections: Corrections) -> dict[int, int]:
+    """The class that each checked row would have if it had been corrected without its check."""
+    given = corrections.items.given
+    return {
+        row: int(choose_labels(q[None], given[[row]], corrections.above)[0]) for row, q in corrections.posterior.items()
+    }
 
 
 def write_corrections(corrections: Corrections, path: Path, trusted: Path | None = None) -> str:
@@ -248,7 +253,12 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
     if items.source is None:
         labels = path.with_suffix(".json")
         left_out = torch.tensor(corrections.dropped, dtype=torch.int64)
-        noisy = NoisyLabels(torch.from_numpy(corrections.label), None, None, _before_audit(corrections), left_out)
+        unchecked = torch.full((len(items.given),), -1)
+        for row, k in _unchecked_labels(corrections).items():
+            unchecked[row] = k
+        noisy = NoisyLabels(
+            torch.from_numpy(corrections.label), None, None, _before_audit(corrections), left_out, unchecked
+        )
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=noisy)
         settings = {**corrections.settings, "noise": f"given:{labels}"}
     return fit_command(items, settings, trusted, None) if trusted else command(settings, next_folder())

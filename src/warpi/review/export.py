@@ -264,7 +264,7 @@ def _links(
     links: dict[tuple[str, str], str | bytes] = {}
     for place, name in zip(places, names, strict=True):
         file = _image_file(items, *place)
-        target = path_inside(*file) if file else None
+        target = path_inside(*file, data_file and data_file[0]) if file else None
         if target is not None:
             # Names determine the order of training, so they must not depend on the location of the data.
             digest = sha256(os.path.relpath(target, root))[:8]

@@ -290,13 +290,14 @@ class Items:
 def picture_of(items: Items, examples: Examples, row: int) -> tuple[str, bytes] | None:
     if not items.has_pictures or not 0 <= row < len(examples):
         return None
+    root = None if items.dataset.files is None else items.dataset.files.root
     if isinstance(examples, Embedded) and examples.originals is not None and examples.originals.root is not None:
-        content = photo(examples.originals.root, examples.originals.values[row])
+        content = photo(examples.originals.root, examples.originals.values[row], root)
         return None if content is None else ("image/jpeg", content)
     files = items.dataset.files if items.shares(examples) else None  # the whole image, not the square in memory
     source = examples if isinstance(examples, FileExamples) else files
     if source is not None:
-        content = photo(source.root, source.paths[row])
+        content = photo(source.root, source.paths[row], root)
         return None if content is None else ("image/jpeg", content)
     assert isinstance(examples, TensorExamples)
     return "image/png", png(pixels(examples.x[row]))

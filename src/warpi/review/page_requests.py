@@ -242,6 +242,7 @@ class ReviewSession:
             "points": points,
             "n_rows": made.n_rows,
             "n_random": made.n_random,
+            "n_new": made.n_new,
             "can_stop": made.can_stop,
             "hint": made.hint(None if run is None else str(run)),
             **together,

@@ -14,7 +14,7 @@ from warpi.audit.result import Audit
 from warpi.utils.files import unused_name
 
 Floats = NDArray[np.float64]
-LOW_ACCURACY = 0.7  # an audit is unreliable if the accuracy on the trusted rows is lower; `warpi audit` warns too
+LOW_ACCURACY = 0.7  # of the trusted rows, below which many suggestions are wrong; `warpi audit` warns too
 AHEAD = 20  # further decisions whose gain is forecast
 _WORTH = 0.05  # gain per decision, in labels, below which a person can stop
 _MOST_POINTS = 120
@@ -25,6 +25,7 @@ class Concern(NamedTuple):
 
     problem: str
     advice: str
+    comes_first: bool = True  # whether the advice is the next step; else it is about single suggestions
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +158,19 @@ def audit_concerns(audit: Audit) -> list[Concern]:
     name = "RUN" if run is None else shlex.quote(str(run))
     check = check_command(name)
     if accuracy is not None and accuracy < LOW_ACCURACY:
+        from warpi.audit.use_checks import choose_labels, count_wrong_labels  # loads torch
+
+        before, after = count_wrong_labels(audit, choose_labels(audit.posterior, audit.given))
+        if before.low is not None and after.high is not None and after.high < before.low:
+            return [
+                Concern(
+                    "Many suggestions are wrong: the model is right for only "
+                    f"{100 * accuracy:.0f} % of the trusted rows.",
+                    "By the random checks, applying all of them still removes more errors than it adds. Look at a "
+                    "suggestion before you rely on it.",
+                    comes_first=False,
+                )
+            ]
         return [
             Concern(
                 f"The audit is unreliable: its model is right for only {100 * accuracy:.0f} % of the trusted rows.",

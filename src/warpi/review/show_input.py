@@ -58,9 +58,9 @@ def pixels(x: Tensor) -> NDArray[np.uint8]:
     return np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 
-def photo(root: str, path: str) -> bytes | None:
-    """An image file, re-encoded as JPEG; None if it cannot be read or is outside its folder."""
-    file = path_inside(root, path)
+def photo(root: str, path: str, also: str | None = None) -> bytes | None:
+    """An image file, re-encoded as JPEG; None if it cannot be read or is outside its folder and the folder `also`."""
+    file = path_inside(root, path, also)
     if file is None:
         return None
     try:
@@ -72,10 +72,11 @@ def photo(root: str, path: str) -> bytes | None:
     return content.getvalue()
 
 
-def path_inside(root: str, path: str) -> str | None:
+def path_inside(root: str, path: str, also: str | None = None) -> str | None:
     """The real path of a file of a data set; None if it is outside the folder `root`.
 
-    As in training, a folder directly below the root may be a link to anywhere, but the files in it may not.
+    As in training, a folder directly below the root may be a link to anywhere, but the files in it may not, except to
+    files in the folder `also`: a trusted set that a review wrote consists of links to the images of the data.
     """
     root = os.path.abspath(root)
     full_path = os.path.normpath(os.path.join(root, path))
@@ -83,7 +84,7 @@ def path_inside(root: str, path: str) -> str | None:
         return None
     real_path = os.path.realpath(full_path)
     parts = os.path.relpath(full_path, root).split(os.sep)
-    folders = [root, os.path.join(root, parts[0])] if len(parts) > 1 else [root]
+    folders = [root, *([os.path.join(root, parts[0])] if len(parts) > 1 else []), *([also] if also else [])]
     return real_path if any(_is_below(real_path, os.path.realpath(folder)) for folder in folders) else None
 
 

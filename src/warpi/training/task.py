@@ -196,8 +196,10 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
     test = part(rows.test, test_y) or scaled(dataset.test)
     noise_hash = hash_labels(noisy.y, noisy.replaced)
     given = rows.trusted_given if rows.trusted is not None else _given_of_rows(dataset, rows.meta)
-    if str(noise) != "given":  # the labels in the data are not those that the method learns from
-        given = None
+    given = given if str(noise) == "given" else None  # otherwise the method does not learn from the labels in the data
+    if noisy.unchecked is not None and rows.trusted is not None:  # labels that `warpi correct` wrote
+        known = labels_in(rows.trusted, Split(dataset.examples, torch.arange(len(dataset.y)), noisy.unchecked))
+        given = known if bool((known >= 0).any()) else None
     before = noisy.before_audit if noise.file else dataset.before_audit if str(noise) == "given" else None
     before = None if before is None else before[rows.train]
     return (

@@ -35,8 +35,9 @@ async function showGroup() {
 function describe(differ) {
   const parts = [];
   if (differ) parts.push(make("b", { textContent: "The labels contradict each other. " }));
-  const elsewhere = [...new Set(shown.members.filter((member) => !member.in_data).map((member) => member.part))];
-  if (elsewhere.length) parts.push(`A copy is in the ${elsewhere.join(" and the ")} set and stays there. Keep it, and the others are left out of the export and of the next training.`);
+  const fixed = shown.members.filter((member) => !member.in_data);
+  const elsewhere = [...new Set(fixed.map((member) => (member.part === "test" ? "test" : "trusted")))]; // a training row that is also trusted is used as trusted only
+  if (fixed.length) parts.push(`A copy is in the ${elsewhere.join(" and the ")} set and stays there. Keep that one; the other training rows are left out of the export and of the next training.`);
   else parts.push(`Keep one; the others are left out of the export and of the next training.${differ ? " The label of the one that you keep counts as right." : ""}`);
   if (shown.n > shown.members.length) parts.push(` ${shown.n - shown.members.length} more copies are not shown; they are dropped too.`);
   return parts;
@@ -76,7 +77,7 @@ function cells(member) {
 }
 
 function keep(member) {
-  if (!member?.can_keep) return;
+  if (!member?.can_keep) return member && toast("This row cannot be kept, because its copy elsewhere stays in any case. Keep that one", 6000);
   return enqueue(async () => {
     const seen = Object.fromEntries(shown.members.filter((each) => each.in_data).map((each) => [each.row, each.seen]));
     const answer = await sendFromDialog("/api/copies", { tab, step: crypto.randomUUID(), at: member.at, seen });

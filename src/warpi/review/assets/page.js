@@ -278,8 +278,9 @@ function describeEffect(item) {
 function showOne(item) {
   const hidden = isHidden(item);
   const old = $("stage").dataset.shown;
+  const path = hidden ? item.path?.split("/").at(-1) ?? null : item.path; // its folder may be the given label
   $("where").replaceChildren(`${nameRow(item)} · ${item.place + 1} of ${countAll(session.counts.all)}`,
-    ...(item.path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shorten(item.path), title: item.path })]),
+    ...(path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shorten(path), title: path })]),
     ...(item.random ? [make("span", { className: "tag random", textContent: "drawn at random" })] : []));
   setRibbon($("ribbon"), item);
   const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 7;
