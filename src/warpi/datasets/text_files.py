@@ -1,6 +1,7 @@
 """Reading text files that a user names, with errors that say what to fix."""
 
 import csv
+import itertools
 import logging
 import math
 import os
@@ -24,6 +25,7 @@ MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
 """Words that mean a missing number. In other columns only the first does."""
 GAPS = MISSING | {"?", "-", "--", ".", "nil", "nat", "<na>", "#n/a", "#na", "n.a.", "missing", "unknown"}
 """Words that mean a missing cell in a feature column of numbers or dates."""
+_SEPARATORS = ";,\t|"  # where both fit, a comma is a decimal comma
 NEEDS_ROWS = "{}: needs a first line with the names of the columns, and at least one row"
 
 
@@ -74,8 +76,7 @@ class Cells(NamedTuple):
 def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     """Read a .csv or .tsv file whose first line names the columns.
 
-    Without a delimiter, the more frequent of comma and tab in the first line is used, and rows of blank cells are
-    skipped like blank lines.
+    Without a delimiter, it is detected, and rows of blank cells are skipped like blank lines.
     """
     rows = list(iterate_rows(path, delimiter))
     if len(rows) < 2:
@@ -96,8 +97,7 @@ def iterate_rows(path: Path, delimiter: str | None = None) -> Iterator[tuple[int
 def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     skip_blank = delimiter is None
     if delimiter is None:
-        first_line = next((line for line in _bounded_lines(path, file) if line.strip("\r\n")), "")
-        delimiter = detect_separator(first_line)
+        delimiter = detect_separator(path, file)
         file.seek(0)
     reader = csv.reader(_bounded_lines(path, file), delimiter=delimiter, skipinitialspace=True, strict=True)
     width = 0
@@ -168,13 +168,32 @@ def parse_numbers(cells: Collection[str], gaps: Collection[str] = MISSING) -> ND
 
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
     """Reject a first line that uses another separator, as spreadsheets write it in some countries."""
-    if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):
+    if len(names) == 1 and (
+        other := next((mark for mark in _SEPARATORS if mark != delimiter and mark in names[0]), "")
+    ):
         raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
 
 
-def detect_separator(line: str) -> str:
-    """The separator of a line: tab or comma."""
-    return "\t" if line.count("\t") > line.count(",") else ","
+def find_separator(path: Path) -> str:
+    """The separator of a .csv or .tsv table."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with reading(path), path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return detect_separator(path, file)
+
+
+def detect_separator(path: Path, file: TextIO) -> str:
+    """The separator that gives the first two rows as many cells, at least two; of several, the most cells."""
+    found = {}
+    for separator in _SEPARATORS:
+        file.seek(0)
+        rows = csv.reader(_bounded_lines(path, file), delimiter=separator, skipinitialspace=True)
+        try:
+            widths = [len(row) for row in itertools.islice(filter(None, rows), 2)] or [0]
+        except csv.Error:  # a cell of very many characters: a quote is left open
+            widths = [0]
+        found[separator] = (widths[0] == widths[-1] > 1, widths[0])
+    return max(found, key=lambda separator: found[separator])
 
 
 def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
