@@ -257,6 +257,20 @@ def test_separators(table: Callable[..., Path], text: str) -> None:
     assert (len(names), names[-1], rows[1][-1]) == (3, "label", "q")
 
 
+def test_table_with_several_indexes(table: Callable[..., Path]) -> None:
+    frame = pd.DataFrame({"a": np.arange(30) * 1.5, "label": ["p", "q"] * 15}, index=[*range(1, 60, 2)])
+    for times in (1, 2, 3):  # that a program read the file and wrote it, each time with an index
+        file = table(frame.to_csv())
+        data = read_table(file)
+        assert isinstance(data.encoding, Columns)
+        assert [*data.encoding.features] == ["a"]
+        frame = pd.read_csv(file)
+        assert {*read_table_cells(file)[0]} == {*frame.columns}
+        assert len(frame.columns) == times + 2
+        new = read_new_table(table(frame[["a"]].to_csv(), "new.csv"), data.encoding, data.classes)
+        assert len(new.examples) == 30
+
+
 def column(cells: list[str], name: str = "a") -> str:
     """A csv of one column and unambiguous others."""
     rows = (f'{k % 7}.5,"{cell}",{"pq"[k % 2]}\n' for k, cell in enumerate(cells))

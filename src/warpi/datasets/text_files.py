@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -196,9 +197,23 @@ def detect_separator(path: Path, file: TextIO) -> str:
     return max(found, key=lambda separator: found[separator])
 
 
+def name_columns(names: Iterable[str]) -> list[str]:
+    """The names of columns. As in pandas, one without a name is `Unnamed: 0`, or `Unnamed: 0.1` if that is taken."""
+    texts = list(map(str.strip, names))
+    for j in [j for j, text in enumerate(texts) if not text]:
+        choices = (f"Unnamed: {j}" + (f".{k}" if k else "") for k in itertools.count())
+        texts[j] = next(name for name in choices if name not in texts)
+    return texts
+
+
+def is_nameless(name: str) -> bool:
+    """Whether a column has a name of `name_columns`, here or in the program that wrote the file."""
+    return re.fullmatch(r"Unnamed: \d+(\.\d+)*", name) is not None
+
+
 def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
-    """The names of all columns, which must be unique. One without a name is called `Unnamed: 0`, as in pandas."""
-    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
+    """The names of all columns, which must be unique."""
+    texts = name_columns(map(str, names))
     for j, name in enumerate(texts):
         if name in texts[:j]:
             raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")
