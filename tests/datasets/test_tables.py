@@ -257,6 +257,36 @@ def test_separators(table: Callable[..., Path], text: str) -> None:
     assert (len(names), names[-1], rows[1][-1]) == (3, "label", "q")
 
 
+def test_blank_rows_and_columns_at_the_end_are_not_used(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = table("a,b,label,\n1,u,p,\n,,,\n2,v,q,\n,,,\n , ,,\n")
+    with pytest.raises(UserError, match=r"row 1 \(line 3\): column 'label' is empty, as in 1 rows"):
+        read_table(file)
+    file.write_text(file.read_text().replace("p,\n,,,", "p,", 1))
+    data = read_table(file)
+    assert "the last 2 rows, from line 4 on, are blank and not used" in caplog.text
+    assert isinstance(data.encoding, Columns)
+    assert [*data.encoding.features] == ["a", "b"]
+    assert x_of(data)[:, 0].tolist() == [1, 2]
+    assert len(read_table_cells(file)[1]) == 2
+
+
+def test_separator_of_one_column(table: Callable[..., Path]) -> None:
+    texts = ["one; two", "one| three", "four"]
+    columns = read_table(table("text,label\n" + "".join(f"{text},p\n" for text in texts))).encoding
+    assert isinstance(columns, Columns)
+    new = read_new_table(table("text\n" + "\n".join(texts), "new.csv"), columns, ("p",))
+    assert len(new.examples) == 3
+
+
+def test_long_texts(table: Callable[..., Path]) -> None:
+    csv.field_size_limit(131_072)
+    texts = [f"word{k} common " * 20_000 for k in range(4)]  # 240,000 characters
+    data = read_table(table("text,label\n" + "".join(f'"{text}",{"pq"[k % 2]}\n' for k, text in enumerate(texts))))
+    assert data.classes == ("p", "q")
+
+
 def test_table_with_several_indexes(table: Callable[..., Path]) -> None:
     frame = pd.DataFrame({"a": np.arange(30) * 1.5, "label": ["p", "q"] * 15}, index=[*range(1, 60, 2)])
     for times in (1, 2, 3):  # that a program read the file and wrote it, each time with an index

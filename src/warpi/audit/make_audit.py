@@ -397,4 +397,5 @@ def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:
         log.warning("the trusted rows were used for training and cannot check the probabilities; use --folds 5")
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
-        log.warning("only %.0f %% of the trusted rows are predicted correctly; the audit is unreliable", 100 * accuracy)
+        text = "only %.0f %% of the trusted rows are predicted correctly (each counts once, whatever its class)"
+        log.warning(f"{text}; the audit is unreliable", 100 * accuracy)

@@ -159,6 +159,9 @@ def choose_columns(
         if name not in names:
             continue
         raw = table.columns[name]
+        if is_nameless(name) and name not in kinds and _is_blank(raw):  # after a separator at the end of every row
+            unused.append(name)
+            continue
         if is_nameless(name) and name not in kinds and not is_id(name, raw):
             raise UserError(f"{table.path}: column {j + 1} has no name; name or delete it{table.or_drop(name)}")
         column = chooser.choose(name, raw, kinds.get(name))
@@ -175,6 +178,13 @@ def choose_columns(
     has_texts = any(isinstance(column, TextColumn) for column in features.values())
     n_categories = sum(column.width for column in features.values() if isinstance(column, CategoryColumn))
     return replace(columns, sparse=has_texts or n_categories * len(fit) > _MAX_DENSE)
+
+
+def _is_blank(raw: Raw) -> bool:
+    """Whether every cell of a column is missing."""
+    if isinstance(raw, Words):
+        return not any(raw.words)
+    return raw.dtype.kind == "f" and bool(np.isnan(raw).all())
 
 
 def _limit_categories(table: Table, names: Sequence[str], n: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,13 +100,14 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
     if delimiter is None:
         delimiter = detect_separator(path, file)
         file.seek(0)
-    reader = csv.reader(_bounded_lines(path, file), delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = _open_csv(path, file, delimiter, strict=True)
     width = 0
+    blank: list[tuple[int, list[str]]] = []  # rows that are skipped if no other follows
     try:
         for row in reader:
-            if not row or (skip_blank and not any(map(str.strip, row))):
-                continue
             cells = list(map(str.strip, row))
+            if not row or (skip_blank and not any(cells)):
+                continue
             if not width:
                 check_separator(path, cells, delimiter)
                 width = len(row)
@@ -115,9 +116,21 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
                     f"{path}: line {reader.line_num} has {len(row)} cells, the first has {width}; the first "
                     "must name the columns, and cells that contain the separator need quotes"
                 )
+            if width > 1 and not any(cells):
+                blank.append((reader.line_num, cells))
+                continue
+            yield from blank
+            blank.clear()
             yield reader.line_num, cells
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
+    if blank:
+        warn_once(f"{path}: the last {len(blank)} rows, from line {blank[0][0]} on, are blank and not used")
+
+
+def _open_csv(path: Path, file: TextIO, separator: str, *, strict: bool) -> Any:
+    csv.field_size_limit(max(limit("LINE"), csv.field_size_limit()))  # a cell may be as long as a line
+    return csv.reader(_bounded_lines(path, file), delimiter=separator, skipinitialspace=True, strict=strict)
 
 
 def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -188,13 +201,14 @@ def detect_separator(path: Path, file: TextIO) -> str:
     found = {}
     for separator in _SEPARATORS:
         file.seek(0)
-        rows = csv.reader(_bounded_lines(path, file), delimiter=separator, skipinitialspace=True)
+        rows = _open_csv(path, file, separator, strict=False)
         try:
             widths = [len(row) for row in itertools.islice(filter(None, rows), 2)] or [0]
         except csv.Error:  # a cell of very many characters: a quote is left open
             widths = [0]
         found[separator] = (widths[0] == widths[-1] > 1, widths[0])
-    return max(found, key=lambda separator: found[separator])
+    best = max(found, key=lambda separator: found[separator])
+    return best if found[best][1] > 1 else ","
 
 
 def name_columns(names: Iterable[str]) -> list[str]:
