@@ -345,7 +345,7 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
         (["--estimate", files["p.csv"], "--export-trusted", files["t.npz"]], "--export-trusted needs the data"),
         (["3", "--estimate", files["p.csv"]], "reads a checked list"),
         (["--estimate", str(tmp_path / "none.csv")], "none.csv"),
-        (["--estimate", str(long)], "field larger than"),
+        (["--estimate", str(long)], "has no column 'given_label'"),
         (
             ["20", "--data", "digits", "--csv", files["p.csv"], "--export-trusted", files["t.npz"]],
             "--export-trusted requires --estimate",

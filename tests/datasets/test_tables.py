@@ -20,6 +20,7 @@ from warpi.data.numeric import CategoryColumn, Columns, DateColumn, NumberColumn
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.datasets import tables as tables_module
+from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.digits import digits
 from warpi.datasets.tables import read_new_table, read_table
@@ -207,9 +208,6 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
             "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
             r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b",
         ),
-        ("a;label\n1;p\n2;q\n", "seems to be separated by ';'; save it with ','"),
-        ("a;label\n1,5;p\n2,5;q\n", "seems to be separated by ';'"),
-        ("a\tlabel\n1\tp\n", "seems to be separated by"),
         ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds '-inf', but must hold finite"),
         (
             "a,label\n1e39,p\n1,q\n",
@@ -232,6 +230,75 @@ def test_broken_tables(table: Callable[..., Path], text: str | bytes, what: str)
     with pytest.raises(UserError, match=what) as e:
         read_table(file, options=STRICT)
     assert str(file) in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a;b;label\n1,5;u;p\n2,5;v;q\n",  # as spreadsheets write it in many countries
+        "\ufeffa;b;label\r\n1,5;u;p\r\n2,5;v;q\r\n",
+        "a, cm;b;label\n1,5;u;p\n2,5;v;q\n",  # as many commas per row as semicolons, less one
+        "a\tb\tlabel\n1.5\tu\tp\n2.5\tv\tq\n",
+        "a|b|label\n1.5|u|p\n2.5|v|q\n",
+        'a,b,label\n1.5,"u;1;2;3",p\n2.5,v,q\n',
+        "a;1;2;3,b,label\n1.5,u,p\n2.5,v,q\n",
+    ],
+)
+def test_separators(table: Callable[..., Path], text: str) -> None:
+    file = table(text)
+    data = read_table(file)
+    assert data.classes == ("p", "q")
+    assert x_of(data)[:, 0].tolist() == [1.5, 2.5]
+    assert isinstance(data.encoding, Columns)
+    new = read_new_table(file, data.encoding, data.classes)
+    assert isinstance(new.examples, TensorExamples)
+    assert np.array_equal(new.examples.x.numpy(), x_of(data))
+    names, rows, _ = read_table_cells(file)
+    assert (len(names), names[-1], rows[1][-1]) == (3, "label", "q")
+
+
+def test_blank_rows_and_columns_at_the_end_are_not_used(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = table("a,b,label,\n1,u,p,\n,,,\n2,v,q,\n,,,\n , ,,\n")
+    with pytest.raises(UserError, match=r"row 1 \(line 3\): column 'label' is empty, as in 1 rows"):
+        read_table(file)
+    file.write_text(file.read_text().replace("p,\n,,,", "p,", 1))
+    data = read_table(file)
+    assert "the last 2 rows, from line 4 on, are blank and not used" in caplog.text
+    assert isinstance(data.encoding, Columns)
+    assert [*data.encoding.features] == ["a", "b"]
+    assert x_of(data)[:, 0].tolist() == [1, 2]
+    assert len(read_table_cells(file)[1]) == 2
+
+
+def test_separator_of_one_column(table: Callable[..., Path]) -> None:
+    texts = ["one; two", "one| three", "four"]
+    columns = read_table(table("text,label\n" + "".join(f"{text},p\n" for text in texts))).encoding
+    assert isinstance(columns, Columns)
+    new = read_new_table(table("text\n" + "\n".join(texts), "new.csv"), columns, ("p",))
+    assert len(new.examples) == 3
+
+
+def test_long_texts(table: Callable[..., Path]) -> None:
+    csv.field_size_limit(131_072)
+    texts = [f"word{k} common " * 20_000 for k in range(4)]  # 240,000 characters
+    data = read_table(table("text,label\n" + "".join(f'"{text}",{"pq"[k % 2]}\n' for k, text in enumerate(texts))))
+    assert data.classes == ("p", "q")
+
+
+def test_table_with_several_indexes(table: Callable[..., Path]) -> None:
+    frame = pd.DataFrame({"a": np.arange(30) * 1.5, "label": ["p", "q"] * 15}, index=[*range(1, 60, 2)])
+    for times in (1, 2, 3):  # that a program read the file and wrote it, each time with an index
+        file = table(frame.to_csv())
+        data = read_table(file)
+        assert isinstance(data.encoding, Columns)
+        assert [*data.encoding.features] == ["a"]
+        frame = pd.read_csv(file)
+        assert {*read_table_cells(file)[0]} == {*frame.columns}
+        assert len(frame.columns) == times + 2
+        new = read_new_table(table(frame[["a"]].to_csv(), "new.csv"), data.encoding, data.classes)
+        assert len(new.examples) == 30
 
 
 def column(cells: list[str], name: str = "a") -> str:

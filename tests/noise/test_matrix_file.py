@@ -253,7 +253,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.json", json.dumps([*map(list, zip(*GOOD, strict=True))]), r"row 1 \('cat'\) sums to 0\.85, .*: transpose"),
         ("T.csv", "", "at least one row"),
         ("T.csv", "0.6,0.4,0\n0,0.7\n", "line 2 has 2 cells, the first has 3"),
-        ("T.csv", "0.6;0.4;0\n0;0.7;0.3\n0.25;0;0.75\n", "seems to be separated by ';'"),
+        ("T.csv", "0,6;0,4;0\n0;0,7;0,3\n0,25;0;0,75\n", "row 1 of T, column 1 must be a number, got '0,7'"),
         ("T.csv", "0.6 0.4 0\n0 0.7 0.3\n0.25 0 0.75\n", "has one cell per line; put commas between"),
         ("T.csv", "cat,dog,eel\n0.6,0.4,0\n0,0.7,0.3\n0.25,0,0.75\n", "has 3 rows and 2 columns, not counting"),
         ("T.csv", "cat,0.6,0.4,0\ndog,0,0.7,0.3\neel,0.25,0,0.75\n", "has 2 rows and 3 columns, not counting"),

@@ -398,5 +398,7 @@ def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
         log.warning(
-            "only %.0f %% of the trusted rows are predicted correctly, so many suggestions are wrong", 100 * accuracy
+            "only %.0f %% of the trusted rows are predicted correctly (each counts once, whatever its class), so many "
+            "suggestions are wrong",
+            100 * accuracy,
         )

@@ -120,9 +120,10 @@ def is_manifest(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = next((line for line in iter(lambda: file.readline(100_000), "") if line.strip()), "")
+            separator = detect_separator(path, file)
     except (OSError, UnicodeDecodeError):
         return False
-    names = next(csv.reader([line], delimiter=detect_separator(line), skipinitialspace=True), [])
+    names = next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
     return "path" in (name.strip().lower() for name in names)
 
 

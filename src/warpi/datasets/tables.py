@@ -1,6 +1,5 @@
 """Read tables (.csv, .tsv, .parquet) and folders of texts as data sets."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from warpi.datasets.columns.encode import TableOptions, encode_table
 from warpi.datasets.columns.raw import Raw, Table, Words, read_columns
 from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, to_texts
-from warpi.datasets.text_files import drop_flag, shorten_list
+from warpi.datasets.text_files import drop_flag, is_nameless, shorten_list
 from warpi.errors import UserError, nearest
 
 _MAX_CATEGORIES = 1000  # of a column
@@ -160,7 +159,10 @@ def choose_columns(
         if name not in names:
             continue
         raw = table.columns[name]
-        if re.fullmatch(r"Unnamed: \d+", name) and name not in kinds and not is_id(name, raw):
+        if is_nameless(name) and name not in kinds and _is_blank(raw):  # after a separator at the end of every row
+            unused.append(name)
+            continue
+        if is_nameless(name) and name not in kinds and not is_id(name, raw):
             raise UserError(f"{table.path}: column {j + 1} has no name; name or delete it{table.or_drop(name)}")
         column = chooser.choose(name, raw, kinds.get(name))
         if column is None:
@@ -178,6 +180,13 @@ def choose_columns(
     return replace(columns, sparse=has_texts or n_categories * len(fit) > _MAX_DENSE)
 
 
+def _is_blank(raw: Raw) -> bool:
+    """Whether every cell of a column is missing."""
+    if isinstance(raw, Words):
+        return not any(raw.words)
+    return raw.dtype.kind == "f" and bool(np.isnan(raw).all())
+
+
 def _limit_categories(table: Table, names: Sequence[str], n: int) -> int:
     """The largest number of categories per column with which the features of all categories fit into memory."""
     columns = [raw for name in names if isinstance(raw := table.columns[name], Words)]
@@ -190,7 +199,7 @@ def check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
     """Raise if a feature column is missing; note columns that are not used."""
     lacking = [name for name in columns.features if name not in table.columns]
     added = [name for name in _feature_names(table, columns.label) if name not in columns.features]
-    added = [name for name in added if not re.fullmatch(r"Unnamed: \d+", name)]
+    added = [name for name in added if not is_nameless(name)]
     if lacking:
         differ = {"lacks": lacking, "adds": [] if table.new else added}
         parts = " and ".join(f"{verb} {shorten_list(map(repr, names))}" for verb, names in differ.items() if names)

@@ -1,15 +1,17 @@
 """Reading text files that a user names, with errors that say what to fix."""
 
 import csv
+import itertools
 import logging
 import math
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
 """Words that mean a missing number. In other columns only the first does."""
 GAPS = MISSING | {"?", "-", "--", ".", "nil", "nat", "<na>", "#n/a", "#na", "n.a.", "missing", "unknown"}
 """Words that mean a missing cell in a feature column of numbers or dates."""
+_SEPARATORS = ";,\t|"  # where both fit, a comma is a decimal comma
 NEEDS_ROWS = "{}: needs a first line with the names of the columns, and at least one row"
 
 
@@ -74,8 +77,7 @@ class Cells(NamedTuple):
 def read_cells(path: Path, delimiter: str | None = None) -> Cells:
     """Read a .csv or .tsv file whose first line names the columns.
 
-    Without a delimiter, the more frequent of comma and tab in the first line is used, and rows of blank cells are
-    skipped like blank lines.
+    Without a delimiter, it is detected, and rows of blank cells are skipped like blank lines.
     """
     rows = list(iterate_rows(path, delimiter))
     if len(rows) < 2:
@@ -96,16 +98,16 @@ def iterate_rows(path: Path, delimiter: str | None = None) -> Iterator[tuple[int
 def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     skip_blank = delimiter is None
     if delimiter is None:
-        first_line = next((line for line in _bounded_lines(path, file) if line.strip("\r\n")), "")
-        delimiter = detect_separator(first_line)
+        delimiter = detect_separator(path, file)
         file.seek(0)
-    reader = csv.reader(_bounded_lines(path, file), delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = _open_csv(path, file, delimiter, strict=True)
     width = 0
+    blank: list[tuple[int, list[str]]] = []  # rows that are skipped if no other follows
     try:
         for row in reader:
-            if not row or (skip_blank and not any(map(str.strip, row))):
-                continue
             cells = list(map(str.strip, row))
+            if not row or (skip_blank and not any(cells)):
+                continue
             if not width:
                 check_separator(path, cells, delimiter)
                 width = len(row)
@@ -114,9 +116,21 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
                     f"{path}: line {reader.line_num} has {len(row)} cells, the first has {width}; the first "
                     "must name the columns, and cells that contain the separator need quotes"
                 )
+            if width > 1 and not any(cells):
+                blank.append((reader.line_num, cells))
+                continue
+            yield from blank
+            blank.clear()
             yield reader.line_num, cells
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
+    if blank:
+        warn_once(f"{path}: the last {len(blank)} rows, from line {blank[0][0]} on, are blank and not used")
+
+
+def _open_csv(path: Path, file: TextIO, separator: str, *, strict: bool) -> Any:
+    csv.field_size_limit(max(limit("LINE"), csv.field_size_limit()))  # a cell may be as long as a line
+    return csv.reader(_bounded_lines(path, file), delimiter=separator, skipinitialspace=True, strict=strict)
 
 
 def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -168,18 +182,52 @@ def parse_numbers(cells: Collection[str], gaps: Collection[str] = MISSING) -> ND
 
 def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
     """Reject a first line that uses another separator, as spreadsheets write it in some countries."""
-    if len(names) == 1 and (other := next((mark for mark in ";\t,|" if mark != delimiter and mark in names[0]), "")):
+    if len(names) == 1 and (
+        other := next((mark for mark in _SEPARATORS if mark != delimiter and mark in names[0]), "")
+    ):
         raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
 
 
-def detect_separator(line: str) -> str:
-    """The separator of a line: tab or comma."""
-    return "\t" if line.count("\t") > line.count(",") else ","
+def find_separator(path: Path) -> str:
+    """The separator of a .csv or .tsv table."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with reading(path), path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return detect_separator(path, file)
+
+
+def detect_separator(path: Path, file: TextIO) -> str:
+    """The separator that gives the first two rows as many cells, at least two; of several, the most cells."""
+    found = {}
+    for separator in _SEPARATORS:
+        file.seek(0)
+        rows = _open_csv(path, file, separator, strict=False)
+        try:
+            widths = [len(row) for row in itertools.islice(filter(None, rows), 2)] or [0]
+        except csv.Error:  # a cell of very many characters: a quote is left open
+            widths = [0]
+        found[separator] = (widths[0] == widths[-1] > 1, widths[0])
+    best = max(found, key=lambda separator: found[separator])
+    return best if found[best][1] > 1 else ","
+
+
+def name_columns(names: Iterable[str]) -> list[str]:
+    """The names of columns. As in pandas, one without a name is `Unnamed: 0`, or `Unnamed: 0.1` if that is taken."""
+    texts = list(map(str.strip, names))
+    for j in [j for j, text in enumerate(texts) if not text]:
+        choices = (f"Unnamed: {j}" + (f".{k}" if k else "") for k in itertools.count())
+        texts[j] = next(name for name in choices if name not in texts)
+    return texts
+
+
+def is_nameless(name: str) -> bool:
+    """Whether a column has a name of `name_columns`, here or in the program that wrote the file."""
+    return re.fullmatch(r"Unnamed: \d+(\.\d+)*", name) is not None
 
 
 def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
-    """The names of all columns, which must be unique. One without a name is called `Unnamed: 0`, as in pandas."""
-    texts = [str(name).strip() or f"Unnamed: {j}" for j, name in enumerate(names)]
+    """The names of all columns, which must be unique."""
+    texts = name_columns(map(str, names))
     for j, name in enumerate(texts):
         if name in texts[:j]:
             raise UserError(f"{path}: columns {texts.index(name) + 1} and {j + 1} are both called {name!r}; rename one")

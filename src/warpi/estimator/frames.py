@@ -16,6 +16,7 @@ from warpi.errors import UserError
 log = logging.getLogger("warpi.estimator")
 
 _MAX_CATEGORIES = 1000
+_RARE = 3  # rows of a category that is kept if there are more
 _NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
 _DATES = {"date", "datetime", "datetime64"}
 _DURATIONS = {"timedelta", "timedelta64"}
@@ -96,7 +97,7 @@ def _read_raw(column: Any) -> Raw | None:
 
 
 def find_categories(column: Any, name: object) -> tuple[Category, ...]:
-    """The categories of a column: those that its type declares, else the sorted values."""
+    """The categories of a column: those that its type declares, else the sorted values; of many, the frequent."""
     declared = getattr(column.dtype, "categories", None)
     try:
         names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
@@ -109,10 +110,11 @@ def find_categories(column: Any, name: object) -> tuple[Category, ...]:
                 "true/false, or drop it"
             )
     if len(names) > _MAX_CATEGORIES:
-        raise UserError(
-            f"column {name!r} of X has {len(names)} categories, but at most {_MAX_CATEGORIES} are allowed; drop it, or "
-            "encode it before (TargetEncoder, HashingVectorizer)"
-        )
+        counts = column.value_counts()
+        frequent = set(counts.index[:_MAX_CATEGORIES][counts[:_MAX_CATEGORIES] >= _RARE])
+        text = "column %r of X has %d categories; %d are kept, the others count as unknown; encode texts before (%s)"
+        log.warning(text, name, len(names), len(frequent), "TfidfVectorizer")
+        names = [value for value in names if value in frequent]
     return (*names, None) if column.isna().any() else tuple(names)
 
 
@@ -132,11 +134,13 @@ def read_numeric(column: Any, name: object) -> NDArray[np.float64]:
     return numbers
 
 
-def warn_unknown(X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]]) -> None:
-    """Give one warning about all cells that hold a category which did not occur in `fit`."""
+def warn_unknown(
+    X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]], pooled: Sequence[int]
+) -> None:
+    """Give one warning about all cells, except in columns `pooled`, whose category did not occur in `fit`."""
     found = []
     for j, (names, values) in enumerate(zip(categories, columns, strict=True)):
-        if names is not None and (rows := np.flatnonzero(values < 0).tolist()):
+        if names is not None and j not in pooled and (rows := np.flatnonzero(values < 0).tolist()):
             found.append(f"{X.columns[j]!r} ({len(rows)} rows, such as {X.iloc[rows[0], j]!r})")
     if found:
         text = f"categories that did not occur in fit are treated as unknown: {', '.join(found)}"

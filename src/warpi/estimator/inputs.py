@@ -40,6 +40,7 @@ class Layout:
     fill: tuple[float, ...] = ()  # what replaces missing numbers, one per column of X; empty: nothing can be missing
     indicated: tuple[int, ...] = ()  # columns whose missing numbers also become a feature
     parsed: tuple[Parsed | None, ...] = ()  # how columns of dates, or of numbers as text, are read; empty: none are
+    pooled: tuple[int, ...] = ()  # columns with so many categories that rare ones count as unknown
 
     @classmethod
     def of(cls, X: Any, custom_net: bool) -> "Layout":
@@ -70,13 +71,16 @@ class Layout:
         parsed: list[Parsed | None] = []
         fill: list[float] = []
         indicated: list[int] = []
+        pooled: list[int] = []
         double = False
         for j, name in enumerate(X.columns):
             column = X.iloc[:, j]
             parsed.append(frames.find_parsed(column, name))
             is_category = parsed[-1] is None and not frames.is_numeric(column)
             categories.append(frames.find_categories(column, name) if is_category else None)
-            if is_category:
+            if (names := categories[-1]) is not None:
+                if (frames.read_categories(column, names) < 0).any():
+                    pooled.append(j)
                 fill.append(0.0)
                 continue
             numbers = _read_column(column, name, None, parsed[-1]).reshape(len(X), -1)
@@ -84,14 +88,19 @@ class Layout:
             double |= needs_float64(numbers[~np.isnan(numbers).any(1)])
             indicated.extend(len(fill) + k for k in places)
             fill.extend(means.tolist())
+        if all(names == () for names in categories):
+            raise UserError(
+                "every column of X has different categories in almost every row; encode some of them before"
+            )
         how = tuple(parsed) if any(parsed) else ()
-        shape = (len(categories),)
-        return cls("columns", shape, tuple(categories), False, double, tuple(fill), tuple(indicated), how)
+        filled = (tuple(fill), tuple(indicated))
+        return cls("columns", (len(categories),), tuple(categories), False, double, *filled, how, tuple(pooled))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
         categories = tuple(None if names is None else tuple(names) for names in stored["categories"])
-        later = {name: tuple(stored.get(name, ())) for name in ("fill", "indicated")}  # older files lack these
+        added = ("fill", "indicated", "pooled")  # older files lack these
+        later = {name: tuple(stored.get(name, ())) for name in added}
         double = stored.get("double", False)
         parsed = tuple(_parsed_of(form) for form in stored.get("parsed", ()))
         return cls(stored["kind"], tuple(stored["shape"]), categories, stored["pixels"], double, **later, parsed=parsed)
@@ -117,7 +126,7 @@ class Layout:
             parsed = self.parsed or (None,) * len(self.categories)
             pairs = zip(X.columns, self.categories, parsed, strict=True)
             columns = [_read_column(X.iloc[:, j], name, names, how) for j, (name, names, how) in enumerate(pairs)]
-            frames.warn_unknown(X, self.categories, columns)
+            frames.warn_unknown(X, self.categories, columns, self.pooled)
             return np.column_stack(columns).astype(kind)  # [N, columns]
         if tuple(X.shape[1:]) != self.shape:
             shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
@@ -155,7 +164,7 @@ class Layout:
             if names is None:
                 x[:, j] = x[:, j] * std[place] + mean[place]
             else:
-                x[:, j] = torch.randint(len(names), (n,), generator=generator)
+                x[:, j] = torch.randint(max(len(names), 1), (n,), generator=generator)
             place += 1 if names is None else len(names)
         return x
 

@@ -23,7 +23,7 @@ from warpi.data.numeric import (
 from warpi.data.sparse import fit_texts
 from warpi.datasets.columns.raw import Raw, Words
 from warpi.datasets.labels import MARK_NAMES, parse_marks, to_texts
-from warpi.datasets.text_files import GAPS, drop_flag, is_number, shorten_list, warn_once
+from warpi.datasets.text_files import GAPS, drop_flag, is_nameless, is_number, shorten_list, warn_once
 from warpi.errors import UserError
 
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
@@ -54,7 +54,7 @@ _SPACES = re.compile(r"(?<=\d)[' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}](?=
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?([eE][+-]?\d+)?")
 _NOTATIONS = ("plain", "signs", "thousands", "decimal comma")
-_ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|index|idx|key|hash|unnamed: \d+)$")
+_ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|index|idx|key|hash|unnamed: [\d.]+)$")
 _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
 
 
@@ -143,7 +143,7 @@ class Chooser(NamedTuple):
     def _why_unused(self, name: str, raw: Raw) -> str | None:
         """Why a column is not used, as a sentence for `notes`."""
         n = len(self.fit)
-        if re.fullmatch(r"Unnamed: \d+", name) and is_id(name, raw):
+        if is_nameless(name) and is_id(name, raw):
             return _IDS
         words = [word for word in raw.words if word] if isinstance(raw, Words) else []
         if are_image_names(words) and 10 * len(words) >= 9 * n:

@@ -10,7 +10,7 @@ from warpi.data.numeric import Columns
 from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.hugging_face.saved import find_image_column, is_saved, read_saved_table
 from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
-from warpi.datasets.text_files import read_cells
+from warpi.datasets.text_files import find_separator, name_columns, read_cells
 from warpi.errors import UserError
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -63,8 +63,8 @@ def read_table_cells(path: Path) -> tuple[list[str], Sequence[Sequence[str]], li
     elif path.suffix.lower() == ".parquet":
         names, rows = _read_frame(read_parquet(path))
     else:
-        names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
-    names = [name.strip() or f"Unnamed: {j}" for j, name in enumerate(names)]  # the names that pandas gives
+        names, rows, _ = read_cells(path, find_separator(path))
+    names = name_columns(names)
     if "split" not in names:
         return names, rows, ["train"] * len(rows)
     j = names.index("split")

@@ -22,6 +22,7 @@ from warpi.datasets.text_files import (
     check_column_names,
     check_suffix,
     drop_flag,
+    find_separator,
     iterate_rows,
     parse_numbers,
     reading,
@@ -126,7 +127,7 @@ def read_columns(
     suffix = check_suffix(path, (".csv", ".tsv", ".parquet"))
     if suffix == ".parquet":
         return _read_frame(table, plan, read_parquet(path))
-    read = read_csv_columns(path, "\t" if suffix == ".tsv" else ",", plan)
+    read = read_csv_columns(path, find_separator(path), plan)
     table.columns.update((name, raw) for name, raw in zip(table.names, read.columns, strict=True) if raw is not None)
     return table._replace(lines=read.lines)
 

@@ -13,7 +13,7 @@ from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_ou
 from warpi.datasets.columns.raw import Raw, Table, Words, plan_columns, read_arrow, texts_of
 from warpi.datasets.label_columns import GIVEN
 from warpi.datasets.tables import no_column
-from warpi.datasets.text_files import GAPS, NEEDS_ROWS, check_suffix, iterate_rows, reading
+from warpi.datasets.text_files import GAPS, NEEDS_ROWS, check_suffix, find_separator, iterate_rows, reading
 from warpi.errors import MALFORMED_ERRORS, UserError, blame_file, first_line
 from warpi.utils.files import read_json
 
@@ -34,7 +34,7 @@ class TableBlocks:
         self.files = _list_files(path)
         self.declares_types = self.files[0].suffix.lower() in (".parquet", ".arrow")
         self.class_names: dict[str, list[str]] = {}  # of columns that hold their numbers
-        self.delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+        self.delimiter = ","
         self.header_line = 0
         table = Table(path, label, [], {}, None, first is not None)
         _, places = plan_columns(table, self.drop, texts_of(label, first, kinds), self._names())
@@ -56,6 +56,7 @@ class TableBlocks:
                 self.class_names = _class_names(schema.metadata or {})
             index = index_columns(schema)
             return [name for name in schema.names if name not in index]
+        self.delimiter = find_separator(self.path)
         self.header_line, names = next(iterate_rows(self.path, self.delimiter), (0, []))
         if not names:
             raise UserError(NEEDS_ROWS.format(self.path))

@@ -21,7 +21,7 @@ from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.label_columns import LABEL_FACTS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
-from warpi.datasets.text_files import check_column_names, read_cells, reading, shorten_list
+from warpi.datasets.text_files import check_column_names, find_separator, read_cells, reading, shorten_list
 from warpi.errors import UserError, unknown
 from warpi.utils.files import file_size
 from warpi.utils.links import check_links
@@ -225,7 +225,7 @@ def _read_columns(path: Path) -> dict[str, list[str]]:
         values = (column.to_pylist() for column in frame.columns)
         texts = [["" if cell is None or cell != cell else str(cell) for cell in cells] for cells in values]
         return dict(zip(check_column_names(path, frame.column_names), texts, strict=True))
-    names, rows, _ = read_cells(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+    names, rows, _ = read_cells(path, find_separator(path))
     return {name: [row[j] for row in rows] for j, name in enumerate(check_column_names(path, names))}
 
 
