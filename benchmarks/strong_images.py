@@ -62,6 +62,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_random2_little_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.5},
     "plus_random1_strong_pair": {**PLUS, "noise": "given:random1", "alpha": 0.0, "strong_pair": True},
     "plus_random2_strong_pair": {**PLUS, "noise": "given:random2", "alpha": 0.0, "strong_pair": True},
+    # The posterior without the given label, to see what T is worth
+    "plus_random1_no_evidence": {**PLUS, "noise": "given:random1", "evidence": 0.0},
+    "plus_random2_no_evidence": {**PLUS, "noise": "given:random2", "evidence": 0.0},
+    "plus_flip_no_evidence": {**PLUS, "noise": "flip:0.4", "evidence": 0.0},
+    "plus_uniform_no_evidence": {**PLUS, "noise": "uniform:0.6", "evidence": 0.0},
+    "plus_fine_no_evidence": {**PLUS, **FINE, "evidence": 0.0},
     "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
     "plus_flip_long": {**PLUS, "noise": "flip:0.4", "epochs": 200},
     "plus_uniform_long": {**PLUS, "noise": "uniform:0.6", "epochs": 200},

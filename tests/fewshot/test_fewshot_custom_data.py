@@ -267,7 +267,7 @@ def test_invalid_spec_is_reported(run: Path, change: Callable[[dict[str, Any]], 
     change(stored["spec"])
     file.write_text(json.dumps(stored))
     for read in (partial(load, run, device="cpu"), partial(fit, run, resume=True)):
-        with pytest.raises(UserError, match=r"spec\.json does not describe a run: .*; put it back") as e:
+        with pytest.raises(UserError, match=r"spec\.json does not describe a run: .*; restore it") as e:
             read()
         assert message in str(e.value)
     file.write_text(json.dumps(stored | {"version": "99.0"}))

@@ -77,6 +77,19 @@ def test_posterior_weighs_predictions_by_the_transition_matrix(pictures: tuple[T
         torch.testing.assert_close(method.memory[batch.rows[i]], 0.8 / 3 + 0.2 * p[i])
 
 
+def test_the_given_label_counts_less_in_the_posterior_with_a_smaller_exponent(pictures: tuple[Task, Truth]) -> None:
+    p = torch.rand(len(pictures[0].train), 3, generator=torch.Generator().manual_seed(0)) + 0.1
+    counted = {}
+    for evidence in (1.0, 0.5, 0.0):
+        method = started(pictures[0], evidence=evidence)
+        method.memory.copy_(p)
+        method.select(0.0)
+        counted[evidence] = method.transition
+    torch.testing.assert_close(counted[1.0].sum(1), torch.ones(3))
+    torch.testing.assert_close(counted[0.5], counted[1.0].sqrt())
+    torch.testing.assert_close(counted[0.0], torch.ones(3, 3))
+
+
 def test_alignment_moves_the_mean_toward_the_prior(pictures: tuple[Task, Truth]) -> None:
     batch = started(pictures[0]).loader.draw()
     means = []

@@ -551,7 +551,7 @@ def test_in_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     argv = ["predict", str(tmp_path / "here" / "run"), "--data", str(new), "--csv"]
     assert main([*argv, str(tmp_path / "before.csv")]) == 0
     before = capsys.readouterr().out
-    assert "('animal', 60 rows" in before
+    assert "(column 'animal', 60 rows" in before
     for name in ("spec.json", FILE, "done"):
         shutil.copy(tmp_path / "here" / "run" / name, tmp_path / "there" / name)
     shutil.rmtree(tmp_path / "here")

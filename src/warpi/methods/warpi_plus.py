@@ -82,6 +82,7 @@ class WarPIPlus(Method):
     rho_last: float | None = setting(None, "rho in the last epoch, reached linearly (default: rho)", low=0, high=1)
     agreement: float = setting(0.95, "probability above which a label the teacher predicts is selected", low=0, high=1)
     beta: float = setting(0.8, "fraction of the memory of predictions kept per epoch", low=0, high=1)
+    evidence: float = setting(1.0, "exponent of T[:, y] in the posterior; 0: without the given label", low=0)
     align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
@@ -111,7 +112,7 @@ class WarPIPlus(Method):
         self.prior = (torch.bincount(known, minlength=k) + 1.0) / (len(known) + k)  # [K] pi
         self.memory = torch.full((n, k), 1 / k, device=device)  # [N, K] P
         self.selected = torch.zeros(n, device=device)  # [N] 1: in S
-        self.transition = torch.eye(k, device=device)  # [K, K] T
+        self.transition = torch.eye(k, device=device)  # [K, K] T, to the power of `evidence`
         self.mean_p = self.prior.clone()  # [K] mean prediction of the teacher
         self.confidence = torch.full((), 1 / k, device=device)  # mean of the largest probability
         self.class_confidence = torch.full((k,), 1 / k, device=device)  # [K] mean probability of each class
@@ -149,7 +150,7 @@ class WarPIPlus(Method):
         y = self.task.train.y
         p = self.memory
         joint = sharpen(p, self.temperature).T @ one_hot(y, p.shape[1])  # [K, K] C
-        self.transition.copy_(normalize_rows(joint))
+        self.transition.copy_(normalize_rows(joint) ** self.evidence)
         rho = self.rho if self.rho_last is None else self.rho + progress * (self.rho_last - self.rho)
         p_given = p.gather(1, y[:, None])[:, 0]  # [N]
         small_loss = rank_within_classes(-p_given, y, p.shape[1]) < rho * joint.diag()[y]
