@@ -106,12 +106,13 @@ def measured() -> dict[str, dict[str, Any]]:
 
 
 def from_kept() -> dict[str, dict[str, Any]]:
-    """Seconds per epoch of the methods that have a run with the strong recipe in docs/results."""
+    """Seconds per epoch of the methods that have a run with the strong recipe, alone on the GPU, in docs/results."""
     table = {}
+    shared = {row["name"] for row in json.loads((KEPT / "summary.json").read_text()) if row.get("shared")}
     for run in find_runs([KEPT]):
         entry = run.spec["method"]
         usual = run.spec["recipe"].get("average") and run.spec["recipe"]["batch_size"] == 512
-        if entry not in ENTRIES or not usual or run.spec["changed"].get("rectifier"):
+        if run.path.name in shared or entry not in ENTRIES or not usual or run.spec["changed"].get("rectifier"):
             continue
         table[entry] = timed(run, float(run.spec["options"].get("warm_up", 0.0)))
     if "warpi_plus" in table:

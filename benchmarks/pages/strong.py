@@ -2,6 +2,7 @@
 
     python -m benchmarks.strong_images --root DATA --out runs/strong --runs ce_clean plus_random1 plus_flip
     python -m benchmarks.pages.strong runs/strong [FOLDER ...]         (without folders: only the page)
+    python -m benchmarks.pages.strong --shared runs/strong             runs that shared the GPU with others
 
 Copies the small files of the runs in these folders to docs/results/strong and adds the lines of their summary.jsonl to
 docs/results/strong/summary.json. Runs that did not reach their last epoch are named below the table. The comments are
@@ -27,7 +28,7 @@ PAGE = ROOT / "docs" / "results" / "strong.md"
 Summary = dict[str, Any]
 INTRO = """# CIFAR-10 and CIFAR-100 with the strong recipe
 
-[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU.
+[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU unless marked †.
 Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 
     SHARED="--root DATA --out runs/strong --seconds 3000"
@@ -40,6 +41,8 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
     python -m benchmarks.strong_images $SHARED --runs promix_random1 dividemix_random1 plus_instance
     python -m benchmarks.strong_images $SHARED --runs ce_flip plus_flip_untrusted plus_random1_no_mixup
     python -m benchmarks.strong_images $SHARED --seeds 100 --runs plus_random2_no_mixup
+    python -m benchmarks.strong_images $SHARED --seeds 0 1 2 --runs plus_random1_long --probabilities
+    python -m benchmarks.strong_images $SHARED --runs ce_clean_long elr_plus_random1
     python -m benchmarks.pages.strong runs/strong
 
 `make results` writes this page from the runs in [docs/results/strong](strong), which `warpi report` can read as well.
@@ -52,7 +55,7 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
   predictions P in memory and, after a slash, by the audit of the trained network where it was measured.
 - *Seconds*: all epochs, including an evaluation on the test set after each. In brackets the part that was spent on
   compiling: the time by which the first epoch, and the first one after a warm-up, exceeds the next epoch. A process
-  compiles less for its later runs.
+  compiles less for its later runs. †: two to four runs shared the GPU; what they would take alone is below.
 
 """
 HEAD = """\
@@ -78,8 +81,11 @@ none are named:
 |:---|:---|:---|:---|:---|"""
 
 
-def keep(folders: Sequence[Path], to: Path = KEPT) -> None:
-    """Copy specification, results and end mark of the runs in `folders`, and add their summaries."""
+def keep(folders: Sequence[Path], to: Path = KEPT, shared: bool = False) -> None:
+    """Copy specification, results and end mark of the runs in `folders`, and add their summaries.
+
+    `shared` runs were not alone on the GPU.
+    """
     rows = {row["name"]: row for row in summaries(to)}
     for folder in folders:
         for row in map(json.loads, (folder / "summary.jsonl").read_text().splitlines()):
@@ -93,7 +99,7 @@ def keep(folders: Sequence[Path], to: Path = KEPT) -> None:
             write_with_folder(target / "results.jsonl", (source / "results.jsonl").read_text())
             if row["finished"]:
                 write_with_folder(target / "done", "")
-            rows[row["name"]] = row
+            rows[row["name"]] = row | ({"shared": True} if shared else {})
     text = ",\n".join(json.dumps(rows[name]) for name in sorted(rows))
     write_with_folder(to / "summary.json", f"[\n{text}\n]\n")
 
@@ -122,7 +128,7 @@ def page(folder: Path = KEPT) -> str:
     about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
     notes = (folder / "notes.md").read_text().strip()
     lines = [HEAD, *rows, "", *cut_off(by_name.values()), *first_epochs(runs.values())]
-    lines += [PUBLISHED, *published(finished), *rivals(finished)]
+    lines += [*alone(finished, by_name), PUBLISHED, *published(finished), *rivals(finished)]
     lines += ["", notes, ""]
     return INTRO.format(**about) + "\n".join(lines)
 
@@ -150,7 +156,8 @@ def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
         cells.append(listed(rows, auroc))
     else:
         cells += ["–", "–"]
-    cells.append(listed(group, lambda run: f"{sum(seconds(run)):.0f} ({compiling(run):.0f})"))
+    marks = ["†" if row.get("shared") else "" for row in rows]
+    cells.append(", ".join(time_of(run) + mark for run, mark in zip(group, marks, strict=True)))
     return f"| {' | '.join(cells)} |"
 
 
@@ -167,6 +174,10 @@ def seconds(run: RunRecord) -> list[float]:
     return [epoch["seconds"] for epoch in run.epochs]
 
 
+def time_of(run: RunRecord) -> str:
+    return f"{sum(seconds(run)):.0f} ({compiling(run):.0f})"
+
+
 def compiling(run: RunRecord) -> float:
     """Seconds by which the first epoch of each phase was slower than the next epoch."""
     firsts = [0, round(run.spec["options"]["warm_up"])] if "warm_up" in run.spec["options"] else [0]
@@ -181,6 +192,24 @@ def cut_off(rows: Iterable[Summary]) -> list[str]:
         if not row["finished"] and "stop" not in RUNS[row["name"].rpartition("_seed")[0]]
     ]
     return [f"Cut off, and therefore not in the table: {'; '.join(stopped)}."] if stopped else []
+
+
+def alone(finished: dict[str, list[RunRecord]], by_name: dict[str, Summary]) -> list[str]:
+    """Estimate the seconds without compiling of runs that shared the GPU, from runs of the same method that did not."""
+    shown = []
+    for group in finished.values():
+        if not group or not by_name[group[0].path.name].get("shared"):
+            continue
+        method, epochs = group[0].spec["method"], len(group[0].epochs)
+        others = [
+            by_name[run.path.name]["epoch_seconds"]
+            for runs in finished.values()
+            for run in runs
+            if run.spec["method"] == method and not by_name[run.path.name].get("shared")
+        ]
+        if others:
+            shown.append(f"`{method}` with {epochs} epochs about {epochs * statistics.median(others):.0f} s")
+    return ["", f"†: alone, without compiling: {'; '.join(shown)}."] if shown else []
 
 
 def first_epochs(runs: Iterable[RunRecord]) -> list[str]:
@@ -253,8 +282,8 @@ def is_run(folder: str, name: str) -> bool:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        keep([Path(folder) for folder in sys.argv[1:]])
+    folders = [Path(name) for name in sys.argv[1:] if name != "--shared"]
+    keep(folders, shared="--shared" in sys.argv)
     write_with_folder(PAGE, page())
 
 
