@@ -28,7 +28,8 @@ PAGE = ROOT / "docs" / "results" / "strong.md"
 Summary = dict[str, Any]
 INTRO = """# CIFAR-10 and CIFAR-100 with the strong recipe
 
-[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU unless marked †.
+[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU
+(except those marked †).
 Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 
     SHARED="--root DATA --out runs/strong --seconds 3000"
