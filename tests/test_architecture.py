@@ -53,7 +53,7 @@ TORCH_FREE = [
     "warpi.utils.flags",
     "warpi.utils.lazy_imports",
     "warpi.data.decode",
-    "warpi.datasets.text_files",
+    "warpi.datasets.delimited_files",
     "warpi.datasets.safe_pickle",
     "warpi.datasets.registry",
     "warpi.training.progress",

@@ -17,7 +17,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.numeric import Features, make_features, needs_float64
 from warpi.estimator.inputs import Layout
-from warpi.estimator.stored import FORMAT
+from warpi.estimator.serialization import FORMAT
 from warpi.runs.defaults import load_dataset
 from warpi.runs.run import fit
 from warpi.training.checkpoint import pack, unpack

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-from warpi.fewshot.learners.kernels import (
+from warpi.fewshot.kernels import (
     alignment,
     fourier_features,
     gaussian_kernel,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from warpi.audit.decisions import read_decisions
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
-from warpi.datasets.text_files import read_records
+from warpi.datasets.delimited_files import read_records
 from warpi.errors import UserError
 from warpi.utils.files import sha256
 

@@ -146,9 +146,9 @@ def _files_of(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _inspect_data_folder(path: Path) -> Iterator[Finding]:
+    from warpi.datasets.delimited_files import reading
     from warpi.datasets.embedding.folder import MANIFEST, FeatureFolder
     from warpi.datasets.hugging_face.saved import is_saved
-    from warpi.datasets.text_files import reading
 
     if (path / MANIFEST).exists():
         folder = FeatureFolder(path)
@@ -173,13 +173,13 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
 
 
 def _inspect_data_file(path: Path) -> Iterator[Finding]:
-    from warpi.datasets.image_lists import LISTS, is_manifest
-    from warpi.datasets.text_files import check_suffix, reading
+    from warpi.datasets.delimited_files import TABLE_SUFFIXES, check_suffix, reading
+    from warpi.datasets.image_lists import is_manifest
 
-    suffix = check_suffix(path, (".csv", ".tsv", ".parquet", ".npz", ".npy"))
+    suffix = check_suffix(path, (*TABLE_SUFFIXES, ".npz", ".npy"))
     with reading(path), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    listed = suffix in LISTS and is_manifest(path)
+    listed = suffix in TABLE_SUFFIXES and is_manifest(path)
     yield Finding("kind", f"{'a list of images' if listed else f'a {suffix} file'}, {path.stat().st_size:,} bytes")
     yield Finding("sha256", digest)
     if listed:

@@ -228,7 +228,7 @@ def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    from warpi.datasets.text_files import reading
+    from warpi.datasets.delimited_files import reading
     from warpi.utils.files import read_json
 
     advice = "write it with `warpi fewshot evaluate --json`"

@@ -18,8 +18,8 @@ from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.split import Split
 from warpi.datasets.arrays import load_arrays
+from warpi.datasets.delimited_files import data_root, reading
 from warpi.datasets.safe_pickle import safe_load
-from warpi.datasets.text_files import data_root, reading
 from warpi.errors import UserError
 
 _PIXELS = 3 * 32 * 32

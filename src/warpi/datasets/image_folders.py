@@ -14,10 +14,10 @@ from warpi.data.dataset import Dataset, Files, NewInputs
 from warpi.data.decode import SUFFIXES
 from warpi.data.examples import Examples
 from warpi.data.image_files import PHOTO, FileExamples, default_size, load_images, stored_size
+from warpi.datasets.delimited_files import reading, shorten_list, warn_once
 from warpi.datasets.image_lists import Manifest, PathList, find_repeated, take_paths, write_list
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_columns, warn_old_name
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
-from warpi.datasets.text_files import reading, shorten_list, warn_once
 from warpi.errors import UserError, unknown
 from warpi.utils.limits import limit, refuse
 from warpi.utils.links import check_links

@@ -17,13 +17,18 @@ from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import LabelCollector, Table, read_arrow
+from warpi.datasets.delimited_files import (
+    check_column_names,
+    detect_separator,
+    read_cells,
+    reading,
+    shorten_list,
+)
 from warpi.datasets.label_columns import BY_AUDIT, CORRECTION_COLUMNS, LABEL_FACTS
 from warpi.datasets.labels import MARK_NAMES
-from warpi.datasets.text_files import check_column_names, detect_separator, read_cells, reading, shorten_list
 from warpi.errors import MALFORMED_ERRORS, UserError, first_line, missing_package
 from warpi.utils.limits import check_expansion, check_regular
 
-LISTS = (".csv", ".tsv", ".parquet")
 _ROWS = 65_536  # that are read together
 _ODD = r"^$|^[/.]|/[./]|/$"  # a path that may need `os.path.normpath`, or is not allowed
 

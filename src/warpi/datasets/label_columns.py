@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from warpi.datasets.delimited_files import warn_once
 from warpi.datasets.labels import (
     MARK_NAMES,
     blank_missing,
@@ -16,7 +17,6 @@ from warpi.datasets.labels import (
     parse_marks,
     sort_classes,
 )
-from warpi.datasets.text_files import warn_once
 from warpi.errors import UserError
 
 LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than the label itself

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from warpi.datasets.text_files import MISSING, is_number, parse_numbers, warn_once
+from warpi.datasets.delimited_files import MISSING, is_number, parse_numbers, warn_once
 from warpi.errors import UserError, unknown
 
 MARK_NAMES = {"is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}

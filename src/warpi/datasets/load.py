@@ -16,15 +16,15 @@ from warpi.datasets.arrays import read_arrays, read_new_arrays
 from warpi.datasets.columns.convert import read_table_form
 from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.columns.raw import is_text_folder
+from warpi.datasets.delimited_files import TABLE_SUFFIXES, reading
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
 from warpi.datasets.embedding.folder import is_features
 from warpi.datasets.hugging_face.images import read_new_saved_images, read_saved_images
 from warpi.datasets.hugging_face.saved import find_image_column, is_dataset, is_saved, plain_path, store_objects
 from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
-from warpi.datasets.image_lists import LISTS, is_manifest
+from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
-from warpi.datasets.text_files import reading
 from warpi.errors import UserError, unknown
 
 _TABLE = "a table"
@@ -126,7 +126,7 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
 def has_images(data: str, drop: Sequence[str] = ()) -> bool:
     """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
     path = Path(data)
-    is_image_list = path.suffix.lower() in LISTS and "path" not in map(str.lower, drop) and is_manifest(path)
+    is_image_list = path.suffix.lower() in TABLE_SUFFIXES and "path" not in map(str.lower, drop) and is_manifest(path)
     is_other = is_features(path) or is_saved(path) or is_text_folder(path)
     return (path.is_dir() and not is_other) or is_image_list
 
@@ -148,7 +148,7 @@ def _kind_of_files(data: str, drop: Sequence[str]) -> str:
     suffix = Path(data).suffix.lower()
     if suffix in (".npz", ".npy"):
         return _ARRAYS
-    if suffix in (".csv", ".tsv", ".parquet") or is_text_folder(Path(data)):
+    if suffix in TABLE_SUFFIXES or is_text_folder(Path(data)):
         return _TABLE
     raise _unreadable(Path(data))
 
@@ -181,7 +181,7 @@ def _read(
     images = has_images(str(path), drop)
     if drop and like is None and (images or suffix in (".npz", ".npy")):  # checked for `like` already
         raise _drop_error(path)
-    is_table = suffix in (".csv", ".tsv", ".parquet") or (path.is_dir() and not images)
+    is_table = suffix in TABLE_SUFFIXES or (path.is_dir() and not images)
     if images or not is_table:
         _check_no_types(path, options if like is None else None)
     if images:
@@ -216,6 +216,6 @@ def _size_error(data: object) -> UserError:
 
 def _drop_error(data: object) -> UserError:
     advice = "leave out --drop, which is for tables (.csv, .tsv, .parquet)"
-    if str(data).lower().endswith(LISTS):
+    if str(data).lower().endswith(TABLE_SUFFIXES):
         return UserError(f"{data} lists images in column 'path'; {advice}, or also drop 'path' to read it as a table")
     return UserError(f"{data} is not a table; {advice}")

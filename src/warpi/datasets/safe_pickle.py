@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from warpi.datasets.text_files import reading
+from warpi.datasets.delimited_files import reading
 from warpi.errors import UserError
 
 

@@ -11,9 +11,9 @@ from warpi.data.numeric import CategoryColumn, Column, Columns, TextColumn
 from warpi.datasets.columns.choose import Chooser, Notes, is_id, warn_trusted_name
 from warpi.datasets.columns.encode import TableOptions, encode_table
 from warpi.datasets.columns.raw import Raw, Table, Words, read_columns
+from warpi.datasets.delimited_files import drop_flag, is_nameless, shorten_list
 from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, to_texts
-from warpi.datasets.text_files import drop_flag, is_nameless, shorten_list
 from warpi.errors import UserError, nearest
 
 _MAX_CATEGORIES = 1000  # of a column

@@ -13,8 +13,8 @@ import torch
 
 from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
+from warpi.datasets.delimited_files import data_root, reading
 from warpi.datasets.image_folders import ImageList, make_image_dataset
-from warpi.datasets.text_files import data_root, reading
 from warpi.errors import UserError, unknown
 from warpi.utils.limits import limit, refuse
 

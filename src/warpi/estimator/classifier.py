@@ -22,14 +22,14 @@ from torch import nn
 from warpi.audit.label_scores import label_quality
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Scale
-from warpi.datasets.text_files import shorten_list
+from warpi.datasets.delimited_files import shorten_list
 from warpi.errors import UserError, first_line, unknown
 from warpi.estimator import inputs
 from warpi.estimator.frames import is_table
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import METHOD_WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
-from warpi.estimator.stored import read_classifier, trusted_score, write_classifier
+from warpi.estimator.serialization import read_classifier, trusted_score, write_classifier
 from warpi.functional.transition import from_given
 from warpi.methods.registry import explain_unknown_setting
 from warpi.nets.registry import NetBuilder

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from warpi.datasets.text_files import shorten_list
+from warpi.datasets.delimited_files import shorten_list
 from warpi.errors import UserError
 
 PARTS = ("train", "val", "test")

@@ -18,8 +18,8 @@ from torch import Tensor
 from warpi.data.decode import BROKEN, decode
 from warpi.data.examples import TensorExamples
 from warpi.datasets.cifar import cifar100
+from warpi.datasets.delimited_files import data_root, read_records, reading, shorten_list
 from warpi.datasets.safe_pickle import safe_load
-from warpi.datasets.text_files import data_root, read_records, reading, shorten_list
 from warpi.errors import UserError, missing_package, unknown
 from warpi.fewshot.data import PARTS, Classes, FewShotData, Sines
 

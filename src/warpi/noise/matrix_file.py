@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.datasets.arrays import load_arrays
-from warpi.datasets.text_files import check_suffix, is_number, read_cells, reading
+from warpi.datasets.delimited_files import check_suffix, is_number, read_cells, reading
 from warpi.errors import UserError, unknown
 from warpi.utils.files import read_json
 

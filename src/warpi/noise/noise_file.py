@@ -12,7 +12,7 @@ from torch import Tensor
 from warpi.data.dataset import Dataset, check_labels
 from warpi.data.examples import TensorExamples
 from warpi.data.numeric import CategoryColumn, Columns
-from warpi.datasets.text_files import reading, shorten_list
+from warpi.datasets.delimited_files import reading, shorten_list
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.matrix_file import check_matrix, read_rows

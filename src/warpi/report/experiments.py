@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from warpi.datasets.text_files import reading
+from warpi.datasets.delimited_files import reading
 from warpi.errors import UserError
 from warpi.runs.rerun_command import format_value
 from warpi.runs.schema import CHOICE, DONE, FORMAT, RESULTS, SPEC, check_spec, read_record, use_current_spec

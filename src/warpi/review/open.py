@@ -16,7 +16,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.numeric import Columns
 from warpi.datasets.arrays import load_arrays
 from warpi.datasets.columns.copied import read_copied_columns
-from warpi.datasets.text_files import read_records
+from warpi.datasets.delimited_files import read_records
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.noise.parse import Noise

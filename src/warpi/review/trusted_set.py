@@ -9,7 +9,8 @@ from torch import Tensor
 
 from warpi.data.examples import Examples
 from warpi.data.numeric import Embedded
-from warpi.datasets.columns.copied import TABLES, read_table_cells
+from warpi.datasets.columns.copied import read_table_cells
+from warpi.datasets.delimited_files import TABLE_SUFFIXES
 from warpi.datasets.label_columns import LABEL_COLUMNS
 from warpi.errors import UserError
 from warpi.utils.files import format_csv
@@ -67,7 +68,7 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
     trusted and split are left out: they may be wrong for a checked row. Returns an empty list if the file is not a
     table.
     """
-    if path.suffix.lower() not in TABLES:
+    if path.suffix.lower() not in TABLE_SUFFIXES:
         return []
     names, rows, parts = read_table_cells(path)
     copied = {name: j for j, name in enumerate(names) if name == label or name not in LABEL_COLUMNS}

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from warpi.audit.checked_labels import row_weight
 from warpi.audit.label_scores import Floats, Ints
 from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.delimited_files import TABLE_SUFFIXES, check_suffix, read_cells, reading
 from warpi.datasets.labels import sort_classes, to_texts
-from warpi.datasets.text_files import check_suffix, read_cells, reading
 from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
 
 _TRUE = ("true_label", "checked_label", "label")  # columns of a trusted file, in this order
@@ -51,7 +51,7 @@ def read_probabilities(source: object) -> tuple[NDArray[Any], list[str] | None]:
     if not isinstance(source, str | Path):
         return np.asarray(source), None
     path = Path(source)
-    suffix = check_suffix(path, (".npy", ".csv", ".tsv", ".parquet"))
+    suffix = check_suffix(path, (".npy", *TABLE_SUFFIXES))
     if suffix == ".npy":
         array = _read_npy(path, mapped=True)
         if array.dtype.kind not in "fiu":
@@ -95,7 +95,7 @@ def read_labels(source: object) -> NDArray[Any]:
     """Labels [N], as numbers or names: an array, a .npy file, or a column label of a table."""
     if not isinstance(source, str | Path):
         values = np.asarray(source)
-    elif check_suffix(Path(source), (".npy", ".csv", ".tsv", ".parquet")) == ".npy":
+    elif check_suffix(Path(source), (".npy", *TABLE_SUFFIXES)) == ".npy":
         values = _read_npy(Path(source))
     else:
         values = _read_label_column(Path(source))

@@ -12,7 +12,8 @@ from warpi.audit.label_studio.read_export import read_export
 from warpi.audit.make_audit import load_or_make_audit
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Columns
-from warpi.datasets.columns.copied import TABLES, read_table_cells
+from warpi.datasets.columns.copied import read_table_cells
+from warpi.datasets.delimited_files import TABLE_SUFFIXES
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS
 from warpi.errors import UserError
 from warpi.runs.reopen import read_run_spec, reopen
@@ -59,7 +60,7 @@ def _without_ids(cells: Mapping[str, str], image: str | None) -> dict[str, str]:
 def read_rows(data: str, dataset: Dataset) -> dict[int, dict[str, str]]:
     """The cells of each row of a data set, without its labels; of images at least their path."""
     path = Path(data)
-    is_table = path.suffix.lower() in TABLES and path.is_file()
+    is_table = path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
     if not is_table:
         if dataset.files is None:
             raise UserError(f"{data} is not a table or a set of image files, which Label Studio could show")

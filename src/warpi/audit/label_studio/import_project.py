@@ -122,7 +122,7 @@ def _annotator_lines(tasks: Sequence[Task]) -> Iterable[list[object]]:
 
 def _join(names: Iterable[str]) -> str:
     """Names with `;` between them; quoted like cells of a csv table where they contain one."""
-    return format_csv(names, [], delimiter=";")[:-1]
+    return format_csv(names, [], separator=";")[:-1]
 
 
 def _combine(annotators: Path) -> list[str]:

@@ -10,7 +10,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from warpi.data.duplicates.neighbors import (
+from warpi.data.duplicates.near_copies import (
     Floats,
     Ints,
     Pairs,

@@ -22,8 +22,8 @@ from warpi.data.numeric import (
 )
 from warpi.data.sparse import fit_texts
 from warpi.datasets.columns.raw import Raw, Words
+from warpi.datasets.delimited_files import GAPS, drop_flag, is_nameless, is_number, shorten_list, warn_once
 from warpi.datasets.labels import MARK_NAMES, parse_marks, to_texts
-from warpi.datasets.text_files import GAPS, drop_flag, is_nameless, is_number, shorten_list, warn_once
 from warpi.errors import UserError
 
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked

@@ -24,10 +24,10 @@ from warpi.datasets.columns.choose import Notes
 from warpi.datasets.columns.encode import TableOptions, encode_table
 from warpi.datasets.columns.raw import LabelCollector, Raw, Table, Words
 from warpi.datasets.columns.table_blocks import TableBlocks
+from warpi.datasets.delimited_files import is_number
 from warpi.datasets.label_columns import LABEL_COLUMNS, find_trusted_column
 from warpi.datasets.labels import CodedLabels, blank_missing, check_counts, parse_marks, sort_classes
 from warpi.datasets.tables import check_same_columns, choose_columns
-from warpi.datasets.text_files import is_number
 from warpi.errors import UserError, blame_file, missing_package
 from warpi.utils.files import read_json, write_json
 

@@ -8,12 +8,10 @@ import numpy as np
 
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.delimited_files import TABLE_SUFFIXES, find_separator, name_columns, read_cells
 from warpi.datasets.hugging_face.saved import find_image_column, is_saved, read_saved_table
 from warpi.datasets.label_columns import AUDIT_COLUMNS, CORRECTION_COLUMNS, GIVEN, LABEL_COLUMNS, OLD_NAMES
-from warpi.datasets.text_files import find_separator, name_columns, read_cells
 from warpi.errors import UserError
-
-TABLES = (".csv", ".tsv", ".parquet")
 
 
 def read_copied_columns(
@@ -26,7 +24,7 @@ def read_copied_columns(
     """
     path = Path(path)
     asked = [*ids, *keep]
-    is_table = is_saved(path) or (path.suffix.lower() in TABLES and path.is_file())
+    is_table = is_saved(path) or (path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
     if not is_table or (is_saved(path) and find_image_column(path)):
         if asked:
             raise UserError(f"--id and --keep copy columns of a table, but {path} is not one; leave them out")

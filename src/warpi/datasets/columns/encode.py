@@ -24,8 +24,8 @@ from warpi.data.numeric import (
 from warpi.data.sparse import SparseExamples, encode_categories, encode_texts
 from warpi.datasets.columns.choose import Notes, read_days, read_numbers
 from warpi.datasets.columns.raw import Table, Words
+from warpi.datasets.delimited_files import shorten_list
 from warpi.datasets.labels import to_texts
-from warpi.datasets.text_files import shorten_list
 from warpi.errors import UserError, unknown
 
 KINDS = ("number", "category", "date", "text")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import IO, Any
 
-from warpi.datasets.text_files import reading
+from warpi.datasets.delimited_files import reading
 from warpi.errors import UserError, missing_package
 from warpi.utils.limits import check_expansion
 

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from warpi.data.decode import SUFFIXES
 from warpi.data.numeric import Columns, NumberColumn
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
-from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
-from warpi.datasets.labels import CodedLabels, normalize_labels
-from warpi.datasets.text_files import (
+from warpi.datasets.delimited_files import (
     GAPS,
     NEEDS_ROWS,
+    TABLE_SUFFIXES,
     check_column_names,
     check_suffix,
     drop_flag,
@@ -27,6 +25,9 @@ from warpi.datasets.text_files import (
     parse_numbers,
     reading,
 )
+from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
+from warpi.datasets.label_columns import GIVEN, LABEL_COLUMNS, PARTS
+from warpi.datasets.labels import CodedLabels, normalize_labels
 from warpi.errors import UserError
 from warpi.utils.links import check_links
 
@@ -124,7 +125,7 @@ def read_columns(
     plan = partial(plan_columns, table, drop, texts_of(label, first, kinds))
     if path.is_dir():
         return _read_frame(table, plan, read_saved_table(path))
-    suffix = check_suffix(path, (".csv", ".tsv", ".parquet"))
+    suffix = check_suffix(path, TABLE_SUFFIXES)
     if suffix == ".parquet":
         return _read_frame(table, plan, read_parquet(path))
     read = read_csv_columns(path, find_separator(path), plan)
@@ -273,14 +274,14 @@ class CsvColumns(NamedTuple):
 
 
 def read_csv_columns(
-    path: Path, delimiter: str, plan: Callable[[list[str]], tuple[Collection[int], Collection[int]]]
+    path: Path, separator: str, plan: Callable[[list[str]], tuple[Collection[int], Collection[int]]]
 ) -> CsvColumns:
     """Read a .csv or .tsv file column by column, with far less memory than `read_cells` needs.
 
     A column is numeric if every cell is a number or means a missing one (`MISSING`). `plan` gets the names and returns
     the positions of columns to ignore, and of columns to read as text in any case.
     """
-    names, rows = _open_rows(path, delimiter)
+    names, rows = _open_rows(path, separator)
     ignored, as_text = plan(names)
     wanted = [j for j in range(len(names)) if j not in ignored]
     builders: dict[int, _TextBuilder | _NumberBuilder | _Restart] = {
@@ -295,7 +296,7 @@ def read_csv_columns(
         raise UserError(NEEDS_ROWS.format(path))
     late = {j: _TextBuilder() for j, builder in builders.items() if isinstance(builder, _Restart)}
     if late:  # text after chunks of numbers: read these columns again, as text
-        _, rows = _open_rows(path, delimiter)
+        _, rows = _open_rows(path, separator)
         for _, columns in _in_chunks(rows):
             for j, builder in late.items():
                 builder.add(columns[j])
@@ -303,8 +304,8 @@ def read_csv_columns(
     return CsvColumns(names, [finished.get(j) for j in range(len(names))], np.concatenate(lines))
 
 
-def _open_rows(path: Path, delimiter: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    rows = iterate_rows(path, delimiter)
+def _open_rows(path: Path, separator: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    rows = iterate_rows(path, separator)
     first = next(rows, None)
     if first is None:
         raise UserError(NEEDS_ROWS.format(path))

@@ -11,9 +11,17 @@ import numpy as np
 from warpi.data.numeric import Columns
 from warpi.datasets.columns.parquet import index_columns, open_parquet, spell_out
 from warpi.datasets.columns.raw import Raw, Table, Words, plan_columns, read_arrow, texts_of
+from warpi.datasets.delimited_files import (
+    GAPS,
+    NEEDS_ROWS,
+    TABLE_SUFFIXES,
+    check_suffix,
+    find_separator,
+    iterate_rows,
+    reading,
+)
 from warpi.datasets.label_columns import GIVEN
 from warpi.datasets.tables import no_column
-from warpi.datasets.text_files import GAPS, NEEDS_ROWS, check_suffix, find_separator, iterate_rows, reading
 from warpi.errors import MALFORMED_ERRORS, UserError, blame_file, first_line
 from warpi.utils.files import read_json
 
@@ -34,7 +42,7 @@ class TableBlocks:
         self.files = _list_files(path)
         self.declares_types = self.files[0].suffix.lower() in (".parquet", ".arrow")
         self.class_names: dict[str, list[str]] = {}  # of columns that hold their numbers
-        self.delimiter = ","
+        self.separator = ","
         self.header_line = 0
         table = Table(path, label, [], {}, None, first is not None)
         _, places = plan_columns(table, self.drop, texts_of(label, first, kinds), self._names())
@@ -56,8 +64,8 @@ class TableBlocks:
                 self.class_names = _class_names(schema.metadata or {})
             index = index_columns(schema)
             return [name for name in schema.names if name not in index]
-        self.delimiter = find_separator(self.path)
-        self.header_line, names = next(iterate_rows(self.path, self.delimiter), (0, []))
+        self.separator = find_separator(self.path)
+        self.header_line, names = next(iterate_rows(self.path, self.separator), (0, []))
         if not names:
             raise UserError(NEEDS_ROWS.format(self.path))
         with reading(self.path), self.path.open("rb") as file:  # pyarrow takes the rest of the file as one cell
@@ -84,7 +92,7 @@ class TableBlocks:
         batches = csv.open_csv(
             self.path,
             csv.ReadOptions(block_size=_CSV_BYTES, column_names=self.names, skip_rows=self.header_line),
-            csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             csv.ConvertOptions(column_types=as_text, include_columns=names, strings_can_be_null=False),
         )
         return (pa.Table.from_batches([batch]) for batch in batches)
@@ -153,7 +161,7 @@ def _checked(table: Any) -> Any:
 def _list_files(path: Path) -> list[Path]:
     """The files of a table. A folder holds one split of a data set, as parquet or as `datasets` saves it to disk."""
     if not path.is_dir():
-        check_suffix(path, (".csv", ".tsv", ".parquet"))
+        check_suffix(path, TABLE_SUFFIXES)
         return [path]
     state = path / "state.json"
     if state.is_file():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from warpi.datasets.text_files import shorten_list
+from warpi.datasets.delimited_files import shorten_list
 from warpi.errors import UserError, first_line, unknown
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

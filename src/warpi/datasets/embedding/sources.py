@@ -14,6 +14,14 @@ from warpi.data.dataset import Dataset
 from warpi.data.image_files import FileExamples
 from warpi.data.split import Split
 from warpi.datasets.columns.parquet import read_parquet
+from warpi.datasets.delimited_files import (
+    TABLE_SUFFIXES,
+    check_column_names,
+    find_separator,
+    read_cells,
+    reading,
+    shorten_list,
+)
 from warpi.datasets.hugging_face.extract import extract_images
 from warpi.datasets.hugging_face.saved import is_saved, read_saved_table
 from warpi.datasets.image_folders import read_folder, read_manifest, read_new_images
@@ -21,12 +29,10 @@ from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.label_columns import LABEL_FACTS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
-from warpi.datasets.text_files import check_column_names, find_separator, read_cells, reading, shorten_list
 from warpi.errors import UserError, unknown
 from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
-_TABLES = (".csv", ".tsv", ".parquet")
 _FACTS = ("clean", "trusted", "given", "meta_given", "before_audit")
 _FIRST_SIDE = 8  # pixels: any side, since the images are only listed
 
@@ -109,7 +115,7 @@ def list_source(
         return _from_images(read_folder(path, size=_FIRST_SIDE, classes=classes, in_memory=False, like=like))
     if path.is_dir():
         return _from_text_folder(path, classes)
-    if path.suffix.lower() not in _TABLES:
+    if path.suffix.lower() not in TABLE_SUFFIXES:
         kinds = "a folder of images or .txt files, a .csv, .tsv or .parquet file, or hf:FOLDER"
         raise UserError(f"cannot embed {path}; give {kinds}")
     if text is None and is_manifest(path):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from warpi.datasets.columns.parquet import read_parquet
-from warpi.datasets.text_files import reading, warn_once
+from warpi.datasets.delimited_files import reading, warn_once
 from warpi.errors import UserError, first_line, missing_package
 
 PREFIX = "hf:"

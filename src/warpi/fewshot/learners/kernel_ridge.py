@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from warpi.fewshot.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learner import Conditioned, Output, Problem
 from warpi.fewshot.learners.embedding import NORM_HELP, Embedding, FeatureNet, Norm, make_calibration, make_targets
-from warpi.fewshot.learners.kernels import fourier_features, gaussian_kernel, mean_distance
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian
 from warpi.utils.settings import setting

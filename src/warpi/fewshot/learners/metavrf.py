@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from warpi.fewshot.kernels import alignment, fourier_features, spectral_kernels
 from warpi.fewshot.learner import Conditioned, Episode, Learner, Output, Problem, fit_loss, score
 from warpi.fewshot.learners.embedding import (
     FEATURES_HELP,
@@ -19,7 +20,6 @@ from warpi.fewshot.learners.embedding import (
     make_calibration,
     make_targets,
 )
-from warpi.fewshot.learners.kernels import alignment, fourier_features, spectral_kernels
 from warpi.fewshot.learners.ridge import Fit, fit_features, fit_kernel
 from warpi.functional.gaussian import DiagGaussian, GaussianHead
 from warpi.training.method import Log

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from warpi.fewshot.kernels import squared_distances
 from warpi.fewshot.learner import Conditioned, Learner, Output, Problem
 from warpi.fewshot.learners.embedding import Embedding, FeatureNet, class_means, flatten_inputs
-from warpi.fewshot.learners.kernels import squared_distances
 
 
 @dataclass

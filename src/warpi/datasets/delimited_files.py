@@ -1,4 +1,4 @@
-"""Reading text files that a user names, with errors that say what to fix."""
+"""Read .csv and .tsv files, with errors that say what to fix."""
 
 import csv
 import itertools
@@ -22,11 +22,12 @@ from warpi.utils.settings import join_names
 
 logger = logging.getLogger("warpi.datasets")
 
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})
-"""Words that mean a missing number. In other columns only the first does."""
+"""Words that mean a missing number. In other columns, only an empty cell is missing."""
 GAPS = MISSING | {"?", "-", "--", ".", "nil", "nat", "<na>", "#n/a", "#na", "n.a.", "missing", "unknown"}
 """Words that mean a missing cell in a feature column of numbers or dates."""
-_SEPARATORS = ";,\t|"  # where both fit, a comma is a decimal comma
+_SEPARATORS = ";,\t|"  # if both ; and , fit, the comma is a decimal comma
 NEEDS_ROWS = "{}: needs a first line with the names of the columns, and at least one row"
 
 
@@ -70,46 +71,46 @@ class Cells(NamedTuple):
     """The cells of a .csv or .tsv file."""
 
     names: list[str]  # of the columns
-    rows: list[list[str]]  # each with as many cells
+    rows: list[list[str]]  # each with one cell per column
     lines: list[int]  # the line on which each row ends
 
 
-def read_cells(path: Path, delimiter: str | None = None) -> Cells:
+def read_cells(path: Path, separator: str | None = None) -> Cells:
     """Read a .csv or .tsv file whose first line names the columns.
 
-    Without a delimiter, it is detected, and rows of blank cells are skipped like blank lines.
+    If `separator` is None, it is detected, and rows of blank cells are skipped like blank lines.
     """
-    rows = list(iterate_rows(path, delimiter))
+    rows = list(iterate_rows(path, separator))
     if len(rows) < 2:
         raise UserError(NEEDS_ROWS.format(path))
     return Cells(rows[0][1], [row for _, row in rows[1:]], [line for line, _ in rows[1:]])
 
 
-def iterate_rows(path: Path, delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a .csv or .tsv file, the first of which names the columns: each with the line on which it ends."""
+def iterate_rows(path: Path, separator: str | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a .csv or .tsv file, each with the line on which it ends. The first row names the columns."""
     with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            yield from _parse_rows(path, file, delimiter)
+            yield from _parse_rows(path, file, separator)
         except UnicodeDecodeError as e:
             line = _first_broken_line(path)
             raise UserError(f"{path}: line {line} is not UTF-8 text; save the table with the encoding UTF-8") from e
 
 
-def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
-    skip_blank = delimiter is None
-    if delimiter is None:
-        delimiter = detect_separator(path, file)
+def _parse_rows(path: Path, file: TextIO, separator: str | None) -> Iterator[tuple[int, list[str]]]:
+    skip_blank = separator is None
+    if separator is None:
+        separator = detect_separator(path, file)
         file.seek(0)
-    reader = _open_csv(path, file, delimiter, strict=True)
+    reader = _open_csv(path, file, separator, strict=True)
     width = 0
-    blank: list[tuple[int, list[str]]] = []  # rows that are skipped if no other follows
+    blank: list[tuple[int, list[str]]] = []  # rows that are skipped if only blank rows follow
     try:
         for row in reader:
             cells = list(map(str.strip, row))
             if not row or (skip_blank and not any(cells)):
                 continue
             if not width:
-                check_separator(path, cells, delimiter)
+                check_separator(path, cells, separator)
                 width = len(row)
             if len(row) != width:
                 raise UserError(
@@ -125,7 +126,9 @@ def _parse_rows(path: Path, file: TextIO, delimiter: str | None) -> Iterator[tup
     except csv.Error as e:
         raise UserError(f"{path}: line {reader.line_num}: {e}; is a quote left open?") from e
     if blank:
-        warn_once(f"{path}: the last {len(blank)} rows, from line {blank[0][0]} on, are blank and not used")
+        line = blank[0][0]
+        which = f"row, on line {line}, is" if len(blank) == 1 else f"{len(blank)} rows, from line {line} on, are"
+        warn_once(f"{path}: the last {which} blank and not used")
 
 
 def _open_csv(path: Path, file: TextIO, separator: str, *, strict: bool) -> Any:
@@ -180,12 +183,12 @@ def parse_numbers(cells: Collection[str], gaps: Collection[str] = MISSING) -> ND
     return None if "_" in "".join(cells) else numbers  # python reads 1_0 as 10
 
 
-def check_separator(path: Path, names: Sequence[str], delimiter: str = ",") -> None:
+def check_separator(path: Path, names: Sequence[str], separator: str = ",") -> None:
     """Reject a first line that uses another separator, as spreadsheets write it in some countries."""
     if len(names) == 1 and (
-        other := next((mark for mark in _SEPARATORS if mark != delimiter and mark in names[0]), "")
+        other := next((mark for mark in _SEPARATORS if mark != separator and mark in names[0]), "")
     ):
-        raise UserError(f"{path} seems to be separated by {other!r}; save it with {delimiter!r} between the cells")
+        raise UserError(f"{path} seems to be separated by {other!r}; save it with {separator!r} between the cells")
 
 
 def find_separator(path: Path) -> str:
@@ -197,18 +200,21 @@ def find_separator(path: Path) -> str:
 
 
 def detect_separator(path: Path, file: TextIO) -> str:
-    """The separator that gives the first two rows as many cells, at least two; of several, the most cells."""
-    found = {}
+    """The separator by which the first two rows have the same number of cells, at least two.
+
+    If several fit, it is the one with the most cells.
+    """
+    fits = {}
     for separator in _SEPARATORS:
         file.seek(0)
         rows = _open_csv(path, file, separator, strict=False)
         try:
             widths = [len(row) for row in itertools.islice(filter(None, rows), 2)] or [0]
-        except csv.Error:  # a cell of very many characters: a quote is left open
+        except csv.Error:  # a cell is longer than the limit: a quote is left open
             widths = [0]
-        found[separator] = (widths[0] == widths[-1] > 1, widths[0])
-    best = max(found, key=lambda separator: found[separator])
-    return best if found[best][1] > 1 else ","
+        fits[separator] = (widths[0] == widths[-1] > 1, widths[0])
+    best = max(fits, key=lambda separator: fits[separator])
+    return best if fits[best][1] > 1 else ","
 
 
 def name_columns(names: Iterable[str]) -> list[str]:
@@ -221,12 +227,12 @@ def name_columns(names: Iterable[str]) -> list[str]:
 
 
 def is_nameless(name: str) -> bool:
-    """Whether a column has a name of `name_columns`, here or in the program that wrote the file."""
+    """Whether `name_columns`, or the program that wrote the file, made up the name for a column without one."""
     return re.fullmatch(r"Unnamed: \d+(\.\d+)*", name) is not None
 
 
 def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
-    """The names of all columns, which must be unique."""
+    """Return the names of all columns. Raise if they are not unique."""
     texts = name_columns(map(str, names))
     for j, name in enumerate(texts):
         if name in texts[:j]:
@@ -235,7 +241,7 @@ def check_column_names(path: Path, names: Iterable[object]) -> list[str]:
 
 
 def shorten_list(names: Iterable[object]) -> str:
-    """Up to 20 names, and how many there are, for a message."""
+    """The first 20 names for a message, and the total number if there are more."""
     texts = [str(name) for name in names]
     return ", ".join(texts[:20]) + (f", ... ({len(texts)} in all)" if len(texts) > 20 else "")
 
