@@ -45,6 +45,11 @@ def missing_package(package: str, purpose: str, extra: str) -> UserError:
     return UserError(f"{purpose} needs the package {package!r}; install it with: pip install 'warpi[{extra}]'")
 
 
+def format_count(n: int, noun: str) -> str:
+    """A number with a noun, in the singular or with a plural s: `1 row`, `1,200 rows`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error message, at most 200 characters, or the type of the error if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

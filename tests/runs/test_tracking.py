@@ -118,7 +118,7 @@ class TestMLflow:
 
     def test_a_store_that_cannot_be_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
-        with pytest.raises(UserError, match=r"--track mlflow: .*; correct its settings, or leave out --track mlflow"):
+        with pytest.raises(UserError, match=r"--track mlflow: .*; correct its settings, or omit --track mlflow"):
             fit(tmp_path / "run", **QUICK, track="mlflow")
         assert not (tmp_path / "run" / "spec.json").exists()
 

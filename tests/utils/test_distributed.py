@@ -895,7 +895,7 @@ def test_devices_starts_all_ranks_again_if_one_is_killed(server: Server, tmp_pat
     os.kill(pids[0], signal.SIGKILL)
     assert launcher.codes(30.0) == [0], launcher.log()
     assert {path.read_text() for path in tmp_path.glob("rank.resumed?")} == {"-P -m warpi fit --resume\n"}
-    line = "all processes start again from the last checkpoint (1 of 2 times)\n"
+    line = "restarting all processes from the last checkpoint (restart 1 of 2)\n"
     assert launcher.log() == f"warpi: rank 0 was killed by SIGKILL; {line}"
 
 
@@ -914,7 +914,7 @@ def test_a_killed_rank_is_replaced_and_the_run_finishes(server: Server, alone: R
         wait_until(lambda: run.file.exists() and run.position() > known, launcher.log, 120)
         os.kill(children(launcher.pids[0])[rank], signal.SIGKILL)
     assert launcher.codes(120.0) == [0], launcher.log()
-    again = "all processes start again from the last checkpoint"
+    again = "restarting all processes from the last checkpoint"
     assert [line.partition("; ")[2] for line in launcher.log().splitlines()] == [
         f"{again} ({k} of 3 times)" for k in (1, 2)
     ]
@@ -957,8 +957,14 @@ def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--batch-size", "9"], "a batch of 9 examples cannot be shared by 2 processes; choose multiples of 2"),
-        (["--meta", "11", "--meta-batch-size", "100"], "a batch of 11 examples cannot be shared by 2 processes"),
+        (
+            ["--batch-size", "9"],
+            "9 examples cannot be split evenly among 2 processes; choose multiples of 2",
+        ),
+        (
+            ["--meta", "11", "--meta-batch-size", "100"],
+            "11 examples cannot be split evenly among 2 processes",
+        ),
         (["--batch-size", "2", "--no-sync-batchnorm"], "batches of 1 example cannot be trained with BatchNorm"),
         (["--data", "nothing.csv"], "nothing.csv"),
         (["--bath-size", "8"], "unknown flag '--bath-size'; did you mean '--batch-size'?"),
@@ -989,7 +995,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
             UserError, match="--devices 2 needs 2 GPUs, but 1 can be used; lower --devices, or add --device cpu"
         ):
             distributed.check_devices(2, cuda)
-    with pytest.raises(UserError, match="give --device cuda, not cuda:1"):
+    with pytest.raises(UserError, match="set --device cuda, not cuda:1"):
         distributed.check_devices(2, torch.device("cuda:1"))
 
 

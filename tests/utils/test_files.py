@@ -110,7 +110,7 @@ def test_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
     for name in (".", "", "..", "folder", "link"):
-        with pytest.raises(UserError, match=r"is a folder; give the name of a file, such as .*NAME$"):
+        with pytest.raises(UserError, match=r"is a folder; pass the name of a file, such as .*NAME$"):
             write_atomically(Path(name), b"new")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["folder", "link"]
 
@@ -133,7 +133,7 @@ def test_commands_refuse_a_folder_before_doing_anything(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     assert main(argv.split()) == 2
-    assert capsys.readouterr().err.startswith(f"warpi: {flag}: '{argv.split()[-1]}' is a folder; give the name of a fi")
+    assert capsys.readouterr().err.startswith(f"warpi: {flag}: '{argv.split()[-1]}' is a folder; pass the name of a fi")
 
 
 def test_any_cell_of_a_csv_table_comes_back() -> None:

@@ -1,4 +1,4 @@
-"""What a run uses of the machine: its device, its CPU threads, and the signals that stop it."""
+"""The device of a run, its CPU threads, and the signals that stop it."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.utils import distributed
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGUSR2", "SIGTERM") if hasattr(signal, name))
@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 def pick_device(device: str) -> torch.device:
-    """The device with this name. `auto` is a CUDA device if there is one; each rank on a machine gets its own."""
+    """The device with this name. `auto` is a CUDA device if there is one. Each rank on a machine gets its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and distributed.is_launched():
@@ -37,7 +37,8 @@ def pick_device(device: str) -> torch.device:
     if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:0, ...")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"this machine has {torch.cuda.device_count()} CUDA devices, got {device!r}; use cpu")
+        n_devices = format_count(torch.cuda.device_count(), "CUDA device")
+        raise UserError(f"this machine has {n_devices}, got {device!r}; use cpu")
     return chosen
 
 
@@ -48,7 +49,7 @@ def count_cores() -> int:
 
 @contextmanager
 def cpu_threads(n: int | None) -> Iterator[None]:
-    """Context manager: let torch use n CPU threads (None: as many as before)."""
+    """Context manager: let torch use n CPU threads. None keeps the current number."""
     if n is not None and not 1 <= n <= 1024:
         raise UserError(f"threads must be at least 1 and at most 1024, got {n}")
     before = torch.get_num_threads()

@@ -1,9 +1,9 @@
 """Data-parallel training: each rank gets a share of each batch, and explicit all-reduces average the gradients.
 
-PyTorch's wrappers around the network are not used, because they raise on a meta gradient or do not synchronize it. One
-process is one rank. Without torch.distributed there is one rank, and the functions here do nothing. All ranks make the
-same calls in the same order. Tensors of the network use the default group (NCCL on GPUs, gloo on CPUs). Everything else
-uses a separate gloo group, so that it does not wait for a GPU.
+PyTorch's wrapper modules are not used, because they raise on a meta gradient or do not synchronize it. One process is
+one rank. Without torch.distributed there is one rank, and the functions here do nothing. All ranks make the same calls
+in the same order. Tensors of the network use the default group (NCCL on GPUs, gloo on CPUs). Everything else uses a
+separate gloo group, so that it does not wait for a GPU.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ _control: "dist.ProcessGroup | None" = None
 
 
 class RankLostError(Exception):
-    """Another rank has died. Not a RuntimeError, which autodiff would take for a missing forward-mode rule."""
+    """Another rank has died. Not a RuntimeError, which autodiff would mistake for a missing forward-mode rule."""
 
 
 class RemoteRankError(UserError):
-    """An error of another rank, which reports it to the user."""
+    """An error on another rank, which reports it to the user."""
 
 
 def is_launched() -> bool:
@@ -66,7 +66,7 @@ def rank_slice(n: int) -> slice:
     size = n_ranks()
     if n % size:
         raise UserError(
-            f"a batch of {n} examples cannot be shared by {size} processes; choose multiples of {size} for "
+            f"a batch of {n} examples cannot be split evenly among {size} processes; choose multiples of {size} for "
             "--batch-size and --meta-batch-size, no larger than the number of noisy and of trusted examples"
         )
     part = n // size
@@ -74,7 +74,7 @@ def rank_slice(n: int) -> slice:
 
 
 def draw_share(n: int, draw: Callable[[int], Tensor], dim: int = 0) -> Tensor:
-    """The random numbers of this rank's n examples: `draw(N)` makes those of the whole batch of N, on every rank.
+    """Random numbers for this rank's n examples: its share of `draw(N)`, which draws for the whole batch of N.
 
     So the generators of all ranks stay in the same state, and the numbers do not depend on the number of ranks.
     """
@@ -99,7 +99,7 @@ def process_group(device: torch.device) -> Iterator[None]:
                 "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=device if on_gpu else None
             )
         except (RuntimeError, ValueError) as e:
-            raise UserError(f"the processes of this run cannot reach one another: {_short(e)}") from e
+            raise UserError(f"the processes of this run cannot connect to each other: {_short(e)}") from e
     all_alive = True
     try:
         with _detect_lost_rank():
@@ -136,7 +136,7 @@ def all_reduce(tensor: Tensor, group: "dist.ProcessGroup | None" = None, *, larg
 
 
 def gather(tensor: Tensor, dim: int = 0) -> Tensor:
-    """The shares of all ranks, joined in the order of the ranks: a batch as one process sees it. Without a gradient."""
+    """Concatenate the shares of all ranks, in the order of the ranks. The result has no gradient."""
     if n_ranks() == 1:
         return tensor
     if tensor.dtype == torch.bool:
@@ -149,7 +149,7 @@ def gather(tensor: Tensor, dim: int = 0) -> Tensor:
 
 
 def gather_uneven(tensor: Tensor) -> Tensor:
-    """The same along the first dimension, for shares of different sizes."""
+    """Concatenate shares of different sizes along the first dimension."""
     if n_ranks() == 1:
         return tensor
     sizes = gather(torch.tensor([len(tensor)])).tolist()
@@ -162,8 +162,8 @@ def gather_uneven(tensor: Tensor) -> Tensor:
 class _Total(torch.autograd.Function):
     """The sum over the ranks: S(x) = sum_r x_r, on every rank.
 
-    It is linear, so its forward-mode derivative is the same sum of the tangents. So is its backward pass: the output of
-    every rank depends on x_r, and the loss is the sum over all ranks.
+    It is linear, so its forward-mode derivative is the same sum of the tangents. The backward pass is the same sum of
+    the gradients: the output of every rank depends on x_r, and the loss is the sum over all ranks.
     """
 
     @staticmethod
@@ -190,7 +190,7 @@ def total(x: Tensor) -> Tensor:
 
 
 def mean(x: Tensor) -> Tensor:
-    """The mean over the ranks, with its derivatives: of means over shares, that over the whole batch."""
+    """The mean over the ranks, with its derivatives. Means over shares become the mean over the whole batch."""
     return total(x) / n_ranks()
 
 
@@ -200,7 +200,7 @@ def min_over_ranks(n: int) -> int:
 
 
 def agree(error: Exception | None, *numbers: int) -> tuple[int, ...]:
-    """The maximum of each number over the ranks. If a rank passes an error, all raise: the others a RemoteRankError."""
+    """The maximum of each number over the ranks. If a rank passes an error, all raise; the others a RemoteRankError."""
     size = n_ranks()
     if size > 1:
         values = torch.tensor([-size if error is None else -rank(), *numbers])
@@ -231,7 +231,7 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def broadcast_from_rank0(make: Callable[[], bytes]) -> bytes:
-    """The result of `make` on rank 0, on every rank. The others do not need access to its files."""
+    """Call `make` on rank 0 and return its result on every rank. The others do not need access to its files."""
     data = b""
     with raise_on_all_ranks():
         if rank() == 0:
@@ -250,7 +250,7 @@ def check_same(data: bytes, what: str) -> None:
 
 
 def _broadcast(data: bytes, source: int) -> bytes:
-    """Send bytes of one rank to all, as a tensor. Nothing is pickled."""
+    """Send the bytes of one rank to all ranks, as a tensor. Nothing is pickled."""
     if n_ranks() == 1:
         return data
     with _detect_lost_rank():
@@ -282,7 +282,7 @@ def check_devices(n: int, device: torch.device) -> None:
     if n < 1:
         raise UserError(f"--devices must be at least 1, got {n}")
     if device.type == "cuda" and n > 1 and device.index is not None:
-        raise UserError(f"--devices {n} uses the first {n} GPUs; give --device cuda, not {device}")
+        raise UserError(f"--devices {n} uses the first {n} GPUs; set --device cuda, not {device}")
     available = torch.cuda.device_count()
     if device.type == "cuda" and n > available:
         raise UserError(
@@ -300,9 +300,9 @@ def check_started(devices: int | None) -> None:
 def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:
     """Start `warpi ARGV` as n ranks on this machine, like `torchrun --standalone -m warpi`; return their exit code.
 
-    If a rank is killed, all start again from the last checkpoint, at most `restarts` times. Uses torchrun's
-    implementation, but without its long report, and with a new store for each attempt: the restarts of torchrun 2.13
-    find the addresses of dead ranks.
+    If a rank is killed, all are restarted from the last checkpoint, at most `restarts` times. Uses torchrun's
+    implementation, but without its long report, and with a new store for each attempt: when torchrun 2.13 restarts
+    ranks, they find the addresses of dead ones.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -317,7 +317,7 @@ def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:
             return 128 + e.sigval
         if not codes:
             return 0
-        # Ranks that ended because another one ended come last.
+        # Ranks that ended only because another one ended are sorted last.
         cause = min(
             codes, key=lambda number: (codes[number] == EXIT_RANK_LOST, codes[number] == -signal.SIGTERM, number)
         )
@@ -328,7 +328,7 @@ def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:
         if code in (-signal.SIGTERM, -signal.SIGINT) or attempt == restarts:
             break
         print(
-            f"warpi: {what}; all processes start again from the last checkpoint ({attempt + 1} of {restarts} times)",
+            f"warpi: {what}; restarting all processes from the last checkpoint (restart {attempt + 1} of {restarts})",
             file=sys.stderr,
         )
     command = shlex.join(["warpi", *resumed])
@@ -337,7 +337,7 @@ def launch(n: int, argv: list[str], out: Path, restarts: int = 3) -> int:
 
 
 def _run_ranks(n: int, argv: list[str]) -> dict[int, int]:
-    """Run n ranks to their end. Returns the exit codes of those that failed."""
+    """Run n ranks until they end. Return the exit codes of those that failed, by rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -384,7 +384,7 @@ def use_srun() -> bool:
         for _ in range(int(times or 1))
     ]
     job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_STEP_ID"])
-    one_gpu = torch.cuda.device_count() == 1  # srun shows each task its own, as with --gpus-per-task
+    one_gpu = torch.cuda.device_count() == 1  # each task sees only its own GPU, as with --gpus-per-task
     os.environ["RANK"] = os.environ["SLURM_PROCID"]
     os.environ["WORLD_SIZE"] = str(n)
     os.environ["LOCAL_RANK"] = "0" if one_gpu else os.environ["SLURM_LOCALID"]
@@ -395,13 +395,13 @@ def use_srun() -> bool:
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of a list as SLURM writes it: node[007-012,3],other is node007."""
+    """The first machine of a SLURM node list: node007 for `node[007-012,3],other`."""
     match = re.match(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?", nodes)
     return "".join(part or "" for part in match.groups()) if match else nodes
 
 
 def give_up(lost: RankLostError) -> Never:
-    """End this process immediately, because an orderly exit could wait for the lost rank."""
+    """End this process immediately. A normal exit could wait for the lost rank."""
     if _LAUNCHER not in os.environ:
         print(f"warpi: {lost}", file=sys.stderr)
     sys.stdout.flush()

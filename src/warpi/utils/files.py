@@ -16,18 +16,17 @@ from warpi.errors import UserError
 from warpi.utils.leases import held_lease, part_name
 from warpi.utils.limits import check_json_size, check_regular
 
-_CSV_ROWS = 20_000  # that are converted at once
+_CSV_ROWS = 20_000  # rows converted at once
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}  # opening them by name would truncate a redirected file
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes], keep: Path | None = None) -> None:
     """Replace a file atomically: after a crash, either the old or the new version exists, complete.
 
-    `content` may also be given in parts, which are written one after the other.
-
-    With `keep`, the old version is renamed to that path. A link remains a link and its target is replaced, except
-    with `keep`, which renames the link. Pipes and devices are written to directly. Raises LeaseLost, and writes
-    nothing, if this process held the lease of the folder and another one has taken over.
+    `content` may be an iterable of parts, which are written one after the other. With `keep`, the old version is
+    renamed to that path. A link remains a link and its target is replaced, except with `keep`, which renames the link.
+    Pipes and devices are written to directly. Raises LeaseLost, and writes nothing, if this process held the lease of
+    the folder and another one has taken over.
     """
     check_no_folder(path)
     parts = [content] if isinstance(content, bytes) else content
@@ -72,13 +71,13 @@ def write_with_folder(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {path.parent}: {error.strerror}; choose another") from error
+        raise UserError(f"cannot create the folder {path.parent}: {error.strerror}; choose another") from error
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content  # paths may be any bytes
     write_atomically(path, data)
 
 
 def unused_name(name: str) -> str:
-    """The name of a file, relative to the working folder, or with a number if there is one: check.csv, check2.csv."""
+    """Return `name`, or the first name with a number that is not taken in the working folder: check.csv, check2.csv."""
     path = Path(name)
     names = itertools.chain([name], (f"{path.stem}{n}{path.suffix}" for n in itertools.count(2)))
     return next(each for each in names if not Path(each).exists())
@@ -90,10 +89,10 @@ class _Lines(list[str]):
     write = list.append
 
 
-def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
+def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]], separator: str = ",") -> str:
     """A csv table as text, with a first line of column names."""
     lines = _Lines()
-    writer = csv.writer(lines, delimiter=delimiter, lineterminator="\r\n")  # quotes cells that contain one of the two
+    writer = csv.writer(lines, delimiter=separator, lineterminator="\r\n")  # so that cells with \r or \n are quoted
     writer.writerow(header)
     writer.writerows(rows)
     return "".join(f"{line[:-2]}\n" for line in lines)
@@ -102,7 +101,7 @@ def format_csv(header: Iterable[object], rows: Iterable[Iterable[object]], delim
 def write_csv(
     path: Path, header: Sequence[object], rows: Iterable[Iterable[object]], errors: str = "backslashreplace"
 ) -> None:
-    """Write a csv table atomically. `errors` says what to do with file names that are not valid UTF-8."""
+    """Write a csv table atomically. `errors` is how `str.encode` handles file names that are not valid UTF-8."""
     write_atomically(path, _csv_parts(header, rows, errors))
 
 
@@ -138,7 +137,7 @@ def check_no_folder(path: Path, flag: str = "") -> None:
     """Raise if the path of a file to write is a folder."""
     if os.path.isdir(path):
         example = os.path.join(path, "NAME")
-        raise UserError(f"{flag and flag + ': '}{str(path)!r} is a folder; give the name of a file, such as {example}")
+        raise UserError(f"{flag and flag + ': '}{str(path)!r} is a folder; pass the name of a file, such as {example}")
 
 
 def check_folder_exists(path: Path) -> None:
@@ -148,7 +147,7 @@ def check_folder_exists(path: Path) -> None:
 
 
 def sha256(*parts: str | bytes) -> str:
-    """Hexadecimal SHA-256 of the concatenated parts. Texts may hold file names that are not valid UTF-8."""
+    """Hexadecimal SHA-256 of the concatenated parts. Texts may contain file names that are not valid UTF-8."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)

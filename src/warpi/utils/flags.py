@@ -36,13 +36,13 @@ class Parser(argparse.ArgumentParser):
         self.outputs: set[str] = set()
 
     def start_group(self, title: str) -> None:
-        """Put the flags that are added from now on under a title of the help text."""
+        """Start a group of flags with a title in the help text. Flags added from now on belong to it."""
         self.group = self.add_argument_group(title)
 
     def add(
         self, flag: str, help: str, kind: Callable[[str], Any] = str, default: Any = None, *, required: bool = False
     ) -> None:
-        """Add `--flag METAVAR`, whose value is read by `kind`, or a switch `--flag`."""
+        """Add `--flag METAVAR`, whose value `kind` converts, or a switch `--flag`."""
         name, _, metavar = flag.partition(" ")
         if metavar:
             self.group.add_argument(name, metavar=metavar, type=kind, default=default, required=required, help=help)
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{self.prog}: {message}")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Convert the value of a flag. argparse would replace the message of a UserError, which is a ValueError."""
+        """Convert the value of a flag. argparse would replace the message of a UserError, as of every ValueError."""
         try:
             return self._registry_get("type", action.type, action.type)(arg_string)
         except UserError:
@@ -97,7 +97,7 @@ def add_fields(
     skip: tuple[str, ...] = (),
     data_dependent: Container[str] = (),
 ) -> argparse._ArgumentGroup:
-    """Add a group of flags for the fields of a dataclass, or of an instance, whose values are the defaults then.
+    """Add a group of flags, one per field of a dataclass. If `source` is an instance, its values are the defaults.
 
     `data_dependent` names the fields whose default depends on the data. Flags that are not set are missing from the
     result of parsing; the caller chooses their defaults.
@@ -127,7 +127,7 @@ def _options_of(hint: Any, name: str) -> dict[str, Any]:
     """Arguments of `add_argument` for a value of this type."""
     origin = get_origin(hint)
     args = get_args(hint)
-    if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python can give
+    if origin in (Union, UnionType):  # X | None, or a union of text and types that only Python code can pass
         several = next((a for a in args if get_origin(a) is tuple), None)
         if several is not None and str in args:
             return {"type": partial(_read_tuple_or_text, get_args(several)[0]), "metavar": "A,B,...|FILE"}
@@ -150,7 +150,7 @@ def _read_choice(name: str, allowed: tuple[Any, ...], text: str) -> str:
 
 
 def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """A reader of values that are separated by commas."""
+    """Return a function that reads values separated by commas."""
 
     def tuple_of_numbers(text: str) -> tuple[Any, ...]:
         return tuple(map(kind, split_names(text)))
@@ -159,7 +159,7 @@ def _tuple_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def _read_tuple_or_text(kind: Callable[[str], Any], text: str) -> tuple[Any, ...] | str:
-    """Read numbers, or text, such as the name of a file that holds them."""
+    """Read numbers, or text, such as the name of a file that contains them."""
     try:
         return _tuple_of(kind)(text)
     except ValueError:

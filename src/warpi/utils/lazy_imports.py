@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package, for the names that its stub imports as `A as A`.
+    """Return `__getattr__` and `__all__` of a package, for the names that its stub imports as `A as A`.
 
     The stub, `__init__.pyi`, is the only list of these names. Type checkers read it, too.
     """

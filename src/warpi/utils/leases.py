@@ -1,9 +1,9 @@
 """Leases: only one process at a time writes to a folder, even if several machines share it. No file locks are needed.
 
-The lease in force is the file `.lease-N` with the largest number N. Its owner rewrites it from time to time. A process
-that has seen the same content for as long as the owner states, by its own clock, takes over: it creates `.lease-N+1`,
-which only one process can do. Clocks of different machines are never compared. On the same machine, a dead owner is
-noticed at once. After its release the file remains, so that numbers only grow.
+The lease in force is the file `.lease-N` with the largest number N. It states a time, and its owner rewrites it more
+often than that. A process that has seen the same content for this time, by its own clock, takes over: it creates
+`.lease-N+1`, which only one process can do. Clocks of different machines are never compared. On the same machine, a
+dead owner is noticed at once. After its release the file remains, so that numbers only grow.
 
 A process that was paused must not overwrite what the next owner has written. A writer therefore creates a temporary
 file, then checks that its lease is in force, then renames the file. A new owner creates its lease, then deletes all
@@ -32,9 +32,9 @@ from typing import Any
 from warpi.errors import UserError
 
 VARIABLE = "WARPI_LEASE_SECONDS"
-_SECONDS = 60.0  # without a sign of life, until another process may take over
+_SECONDS = 60.0  # time without a renewal after which another process may take over
 _LONGEST = 3600.0
-_RENEWALS = 6  # in this time
+_RENEWALS = 6  # renewals in this time
 _NAME = re.compile(r"\.lease-(\d+)")
 _PART = re.compile(r"\..+\.lease-(\d+)\.[0-9a-f]+\.part")
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -82,7 +82,7 @@ class Lease:
         self._thread.start()
 
     def release(self) -> None:
-        """Let other processes have the folder."""
+        """Release the folder for other processes."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._seconds)
@@ -92,7 +92,7 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._seconds / _RENEWALS):
-            with self._mutex, contextlib.suppress(OSError):  # a file system may be away for a while
+            with self._mutex, contextlib.suppress(OSError):  # a file system may be unavailable for a while
                 self.lost = self.lost or not self._in_force()
                 if self.lost or self._ended.is_set():
                     return
@@ -120,7 +120,7 @@ class Lease:
 
 
 class Watch:
-    """Whether the lease of a folder is still renewed, as far as this process has seen."""
+    """Observes the lease of a folder, to find out whether its owner still renews it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -131,14 +131,14 @@ class Watch:
         self._unchanged = 0.0
 
     def is_held(self) -> bool:
-        """Whether another process holds the lease. A process that no longer renews it counts until its time is over."""
+        """Whether another process holds the lease. An owner that no longer renews it holds it until its time is up."""
         number = _newest(self.folder)
         if number == 0:
             self._seen = (0, b"")
             return False
         seen = number, _read(self.folder / f".lease-{number}")
         now = time.monotonic()
-        # A long time without a look counts as one renewal: both processes may have been stopped together.
+        # A long time between two calls counts as one renewal: both processes may have been paused together.
         step = min(now - self._looked, self.seconds / _RENEWALS)
         self._looked = now
         self._unchanged = self._unchanged + step if seen == self._seen else 0.0
@@ -175,9 +175,9 @@ class Watch:
 def one_writer(folder: Path, watch: Watch | None = None) -> Iterator[Lease]:
     """Context manager: create a folder, hold its lease, and delete incomplete files in it.
 
-    If another process holds it, waits one and a half times as long as a silent owner keeps it, then raises Busy. With
-    the `watch` of a caller that asks again by itself, raises Busy at once. Inside, `write_atomically` and `append_line`
-    check the lease.
+    If another process holds it, waits for one and a half times the time that its lease states, then raises Busy. A
+    caller that retries passes its own `watch`; then Busy is raised at once. Inside, `write_atomically` and
+    `append_line` check the lease.
     """
     folder = Path(os.path.abspath(folder))
     try:
@@ -196,7 +196,7 @@ def one_writer(folder: Path, watch: Watch | None = None) -> Iterator[Lease]:
 
 
 def held_lease(path: Path) -> Lease | None:
-    """The lease that this process holds of the folder of a file."""
+    """The lease that this process holds for the folder of a file, or None."""
     return _held.get(os.path.dirname(os.path.abspath(path))) if _held else None
 
 
@@ -225,7 +225,7 @@ def _wait(watch: Watch) -> Lease:
 
 
 def _clear(folder: Path, number: int) -> None:
-    """Delete what earlier owners have left: their leases, the oldest first, then their incomplete files."""
+    """Delete what earlier owners have left: first their leases, starting with the oldest, then incomplete files."""
     names = os.listdir(folder)
     for old in sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name))):
         if old < number:
@@ -278,14 +278,14 @@ def _is_dead(lease: dict[str, Any]) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
-    with contextlib.suppress(OSError):  # a process that has ended, while its parent has not asked for its exit code
+    with contextlib.suppress(OSError):  # Z: it has ended, but its parent has not read its exit code
         return Path(f"/proc/{lease['pid']}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     return False
 
 
 @cache
 def _machine() -> str:
-    """What identifies this machine since it was started, and this container, so that a process id has a meaning."""
+    """An id of this machine since its last boot and of this container. Process ids are unique within it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/pid")
     except OSError:

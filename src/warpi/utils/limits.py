@@ -1,4 +1,4 @@
-"""Limits on what an untrusted file may cost. Each limit can be raised by an environment variable.
+"""Limits on the memory and time that an untrusted file may use. An environment variable can raise each limit.
 
 A small file can claim gigabytes: arrays of a huge shape, zeros that compress a thousandfold, one value that is repeated
 a billion times. Readers call these checks before they allocate memory.
@@ -20,12 +20,12 @@ LIMITS = {
     "FILES": (10_000_000, "files below one folder of images or texts"),
 }
 """The default and the meaning of each limit. WARPI_LIMIT_NAME sets another; docs/reliability.md explains them."""
-SMALL = 256 * 2**20  # bytes: this much is always read, for files of any size
+SMALL = 256 * 2**20  # bytes of content that are always allowed, however small the file
 PREFIX = "WARPI_LIMIT_"
 
 
 def limit(name: str) -> int:
-    """The value of a limit: that of its environment variable, or else its default."""
+    """The value of a limit, from its environment variable or else its default."""
     default, _ = LIMITS[name]
     text = os.environ.get(PREFIX + name, "").replace("_", "").strip()
     if not text:
@@ -38,8 +38,8 @@ def limit(name: str) -> int:
 def refuse(what: object, claim: str, name: str) -> UserError:
     """The error for a file that exceeds a limit."""
     return UserError(
-        f"{what} {claim}; the limit is {limit(name):,} {LIMITS[name][1]}, since such a file may be made to fill the "
-        f"memory; if you trust it, set the environment variable {PREFIX}{name} to a larger number"
+        f"{what} {claim}; the limit is {limit(name):,} {LIMITS[name][1]}, because such a file may be designed to fill "
+        f"the memory; if you trust it, set the environment variable {PREFIX}{name} to a larger number"
     )
 
 
@@ -51,7 +51,7 @@ def check_expansion(file: Path, claimed: int) -> None:
 
 
 def check_json_size(file: Path, size: int) -> None:
-    """Raise if a JSON file is too large: short lists need twenty times as much memory as text."""
+    """Raise if a JSON file is too large: parsed short lists need twenty times as much memory as their text."""
     if size > limit("JSON"):
         raise refuse(file, f"has {size:,} bytes", "JSON")
 
@@ -59,7 +59,7 @@ def check_json_size(file: Path, size: int) -> None:
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Raise if a path is a named pipe, a socket or a device, which could be read forever.
 
-    If it does not exist or is a folder, its reader says so.
+    Missing files and folders pass: their reader reports them.
     """
     try:
         mode = os.stat(path).st_mode
@@ -108,6 +108,6 @@ def _check_shape(path: Path, file: IO[bytes], size: int) -> None:
         return
     if not dtype.hasobject and claimed > max(size, SMALL):
         raise UserError(
-            f"{path} is damaged: it claims an array {list(shape)} of {dtype}, {claimed:,} bytes, and has {size:,}; "
-            "copy or save it again"
+            f"{path} is damaged: it claims an array {list(shape)} of {dtype} with {claimed:,} bytes, but has only "
+            f"{size:,}; copy or save it again"
         )

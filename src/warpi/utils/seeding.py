@@ -73,7 +73,7 @@ def seeded(seed: int) -> Iterator[None]:
     np.random.seed(seed % 2**32)  # noqa: NPY002
     if torch.cuda.is_available():
         torch.manual_seed(seed)
-    else:  # `torch.manual_seed` would format and keep three stack traces, for devices that are not there
+    else:  # `torch.manual_seed` would format and keep three stack traces, for missing devices
         torch.default_generator.manual_seed(seed)
     try:
         yield

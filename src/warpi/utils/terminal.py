@@ -1,4 +1,4 @@
-"""Show text that may hold strings of a user's files. A terminal or a page must show these, not act on them."""
+"""Print text that may contain strings from files. A terminal must show their control characters, not act on them."""
 
 import logging
 import re
@@ -16,11 +16,11 @@ _ACTIVE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 def visible(text: object) -> str:
     r"""The text on one line, with an escape such as \x1b in place of each character that a terminal acts on."""
-    return _ACTIVE.sub(lambda found: found.group().encode("unicode_escape").decode(), str(text))
+    return _ACTIVE.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
 
 
 def visible_lines(text: str) -> str:
-    """The text as `visible`, except that line breaks stay."""
+    """Like `visible`, but line breaks are kept."""
     return "\n".join(map(visible, text.split("\n")))
 
 
@@ -30,7 +30,7 @@ def say(text: object, *, error: bool = False, flush: bool = False) -> None:
 
 
 def cell(text: object, style: str = "") -> "Text":
-    """The `visible` text for a table of rich, which reads square brackets in plain strings as markup."""
+    """The `visible` text for a cell of a rich table. In plain strings, rich reads square brackets as markup."""
     from rich.text import Text
 
     return Text(visible(text), style=style)
@@ -44,13 +44,16 @@ class VisibleFormatter(logging.Formatter):
 
 
 def show_warnings() -> None:
-    """Format the warnings of loggers without a handler, which Python prints to standard error, as `visible` text."""
+    """Print warnings as `visible` text if their logger has no handler. Python prints them to standard error."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(VisibleFormatter())
 
 
 def in_columns(rows: Sequence[Mapping[str, str]], width: int | None = None) -> str:
-    """One line per row. If lines are longer than `width`, summaries are folded next to the other columns or below."""
+    """Align rows in columns, one line per row.
+
+    If a line is longer than `width`, the column `summary` is wrapped, next to the other columns or below them.
+    """
     rows = [{name: name for name in rows[0]}, *rows]
     widths = {name: max(len(row[name]) for row in rows) for name in rows[0]}
     lines = ["  ".join(row[name].ljust(widths[name]) for name in widths).rstrip() for row in rows]

@@ -1,4 +1,4 @@
-"""How far a long job is, and how long it will still take, in one line of text."""
+"""The progress and the remaining time of a long job, in one line of text."""
 
 import sys
 import time

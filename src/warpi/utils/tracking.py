@@ -1,6 +1,6 @@
 """Send the records of a run to TensorBoard, MLflow or Weights & Biases as well.
 
-Training knows only `open_trackers`; `results.jsonl` of the run folder has every record with or without a tracker.
+Training uses only `open_trackers`. With or without a tracker, `results.jsonl` in the run folder has every record.
 """
 
 import json
@@ -16,7 +16,7 @@ from warpi.utils.files import read_json, write_json
 from warpi.utils.settings import split_names
 from warpi.utils.terminal import say
 
-FILE = "tracking.json"  # the ids of the run in each tool, to continue there when it is resumed
+FILE = "tracking.json"  # the id of the run in each tool, so that a resumed run continues there
 PROJECT = "warpi"  # name of the experiment (MLflow) or project (W&B), unless the environment names one
 Numbers = Mapping[str, float | None]
 
@@ -30,7 +30,7 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
-    """Event files in `folder/tensorboard`. What an earlier process wrote about this epoch and later ones is hidden."""
+    """Event files in `folder/tensorboard`. Records of an earlier process for this epoch and later ones are hidden."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], epoch: int) -> None:  # noqa: ARG002
         try:
@@ -48,7 +48,7 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """A run of the MLflow server, database or folder that MLFLOW_TRACKING_URI names."""
+    """A run on the MLflow server, or in the database or folder, that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], epoch: int) -> None:  # noqa: ARG002
         try:
@@ -62,8 +62,8 @@ class _MLflow:
         if known is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             experiment = self.client.get_experiment_by_name(name)
-            place = experiment.experiment_id if experiment else self.client.create_experiment(name)
-            run = self.client.create_run(place, run_name=folder.resolve().name)
+            experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(name)
+            run = self.client.create_run(experiment_id, run_name=folder.resolve().name)
             params = [Param(key, str(value)[:6000]) for key, value in _flatten(about).items()]
             self.client.log_batch(run.info.run_id, params=params)
         else:
@@ -83,7 +83,7 @@ class _MLflow:
 
 
 class _WandB:
-    """A run of Weights & Biases, in `folder/wandb` until it is sent. WANDB_MODE=offline sends nothing."""
+    """A run in Weights & Biases, stored in `folder/wandb` until it is sent. WANDB_MODE=offline sends nothing."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], epoch: int) -> None:  # noqa: ARG002
         try:
@@ -120,9 +120,9 @@ def open_trackers(
 ) -> Iterator[Callable[[Numbers], None]]:
     """Context manager: yields a function that sends the record of an epoch to the tools with these names.
 
-    `about` are the settings of the run, `epoch` is the first one that will be sent. A tool that cannot be opened raises
-    an error. If one fails later, for example because its server is down, a warning is printed, and the run continues
-    without it.
+    `about` contains the settings of the run, `epoch` is the first one that will be sent. If a tool cannot be opened,
+    raises an error. If one fails later, for example because its server is down, prints a warning and continues without
+    it.
     """
     names = split_names(names) if isinstance(names, str) else names
     for name in names:
@@ -145,7 +145,7 @@ def _open(name: str, folder: Path, about: Mapping[str, Any], epoch: int) -> Iter
     except UserError:
         raise
     except Exception as e:  # the tools have no common class of errors
-        raise UserError(f"--track {name}: {first_line(e)}; correct its settings, or leave out --track {name}") from e
+        raise UserError(f"--track {name}: {first_line(e)}; correct its settings, or omit --track {name}") from e
     works = True
 
     def attempt(work: Callable[[], None]) -> None:
@@ -175,8 +175,8 @@ def _known_id(folder: Path, name: str) -> str | None:
         stored = read_json(folder / FILE, "remove it to track the run as a new one")
     except FileNotFoundError:
         return None
-    found = stored.get(name) if isinstance(stored, dict) else None
-    return found if isinstance(found, str) else None
+    run_id = stored.get(name) if isinstance(stored, dict) else None
+    return run_id if isinstance(run_id, str) else None
 
 
 def _store_id(folder: Path, name: str, id: str) -> None:
@@ -187,7 +187,7 @@ def _store_id(folder: Path, name: str, id: str) -> None:
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with names such as `recipe.lr`. Settings without a value are left out."""
+    """Flatten nested settings, with names such as `recipe.lr`. Settings without a value are omitted."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
