@@ -97,7 +97,7 @@ def test_the_same_errors_as_in_memory(tmp_path: Path, monkeypatch: pytest.Monkey
             read(path, monkeypatch, large)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
-    assert "row 17, column 2 holds nan; 2 cells in 1 columns" in messages[0]
+    assert "row 17, column 2 contains nan; cells that are not finite numbers: 2 in 1 column" in messages[0]
 
 
 def test_shared_rows_are_found_across_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

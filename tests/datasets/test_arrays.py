@@ -108,7 +108,7 @@ def test_label_key(tmp_path: Path) -> None:
 
 def test_separate_files(tmp_path: Path) -> None:
     np.save(tmp_path / "photos.npy", np.eye(2))
-    with pytest.raises(UserError, match=r"photos_labels\.npy and no .*y\.npy; give --label FILE\.npy"):
+    with pytest.raises(UserError, match=r"photos_labels\.npy and no .*y\.npy; pass --label FILE\.npy"):
         read_arrays(tmp_path / "photos.npy")
     np.save(tmp_path / "y.npy", [1, 0])
     assert read_arrays(tmp_path / "photos.npy").y.tolist() == [1, 0]
@@ -194,25 +194,28 @@ def test_second_file_is_read_like_the_first(tmp_path: Path) -> None:
         ({"x": np.eye(2), "y": [0, 1], "clean": [1]}, "clean has 1 rows, but the inputs have 2"),
         ({"x": np.eye(2), "y": [0, 1], "verified": [1]}, "verified has 1 rows, but the inputs have 2"),
         ({"x": np.eye(2), "y": [0, 1], "verified": [1, 2]}, "value of 'verified' in .*row 1: '2'"),
-        ({"x": np.eye(2), "y": [0, 1], "x_test": np.eye(2)}, "x_test and y_test must be given together"),
+        ({"x": np.eye(2), "y": [0, 1], "x_test": np.eye(2)}, "must contain both x_test and y_test"),
         ({"x": np.eye(2), "y": [0, 1], "x_trusted": np.eye(3), "y_trusted": [0, 1, 1]}, r"input of trusted is .*\[3\]"),
-        ({"x": np.eye(2), "y": [0, 1.5]}, r"y: row 1 holds 1\.5; labels must be integers"),
+        ({"x": np.eye(2), "y": [0, 1.5]}, r"y: row 1 contains 1\.5; labels must be integers"),
         ({"x": np.eye(2), "y": [0, np.nan]}, "row 1 of y has no label"),
-        ({"x": np.eye(2), "y": [0, np.inf]}, "row 1 holds inf"),
+        ({"x": np.eye(2), "y": [0, np.inf]}, "row 1 contains inf"),
         ({"x": np.eye(2), "y": ["a", ""]}, "row 1 of y has no label"),
         ({"x": np.eye(2), "y": [[0, 1], [1, 0]]}, r"y must be integers or text, one per row; got int64 \[2, 2\]"),
         ({"x": np.eye(2), "y": [1j, 2]}, "must be integers"),
         ({"x": np.eye(2), "y": [0, 2], "classes": ["p", "q"]}, "row 1 of train: '2'; allowed: 0, 1, p, q"),
         ({"x": np.eye(2), "y": [0, -1], "classes": ["p", "q"]}, "row 1 of train: '-1'"),
         ({"x": np.eye(2), "y": [0, 1], "classes": ["p", "p"]}, "must be different names"),
-        ({"x": [[1, np.nan], [0, 1]], "y": [0, 1]}, "x: row 0, column 1 holds nan; 1 cells in 1 columns"),
+        (
+            {"x": [[1, np.nan], [0, 1]], "y": [0, 1]},
+            "column 1 contains nan; cells that are not finite numbers: 1 in 1 column;",
+        ),
         (
             {"x": [[1, np.nan], [np.nan, np.nan]], "y": [0, 1]},
-            "column 1 holds nan; 3 cells in 2 columns are not finite",
+            "column 1 contains nan; cells that are not finite numbers: 3 in 2 columns",
         ),
-        ({"x": np.eye(3), "y": ["a", "nan", "nan"]}, "2 rows have the label 'nan' in 'y', .* a missing label"),
-        ({"x": np.eye(60), "y": range(60)}, "'y' holds 60 different numbers in 60 rows .* looks like a quantity"),
-        ({"x": [[1, 1e300], [0, 1]], "y": [0, 1]}, r"row 0, column 1 holds 1e\+300"),
+        ({"x": np.eye(3), "y": ["a", "nan", "nan"]}, r"'y' contains the label 'nan' \(2 rows\), .* a missing label"),
+        ({"x": np.eye(60), "y": range(60)}, "'y' contains 60 different numbers in 60 rows .* looks like a quantity"),
+        ({"x": [[1, 1e300], [0, 1]], "y": [0, 1]}, r"row 0, column 1 contains 1e\+300"),
         ({"x": [1.0, 2.0], "y": [0, 1]}, r"x is float64 \[2\]; it must contain"),
         ({"x": np.zeros((2, 8, 8)), "y": [0, 1]}, r"x is float64 \[2, 8, 8\]; it must contain"),
         ({"x": np.zeros((2, 8, 8, 4), np.uint8), "y": [0, 1]}, r"x is uint8 \[2, 8, 8, 4\]; it must contain"),

@@ -435,7 +435,7 @@ def test_broken_arrays_of_human_labels(tmp_path: Path) -> None:
     for data in (b"", whole[:-20], whole[:50], b"hello", (tmp_path / "y.npy").read_bytes()):
         file.write_bytes(data)
         with pytest.raises(
-            UserError, match=r"cifar10n\.npz: (not a readable file of plain arrays|contains a ndarray, not a dict)"
+            UserError, match=r"cifar10n\.npz: not a readable file of plain arrays|npz contains a ndarray, not a dict"
         ):
             cifar10(tmp_path)
 

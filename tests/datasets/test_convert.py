@@ -135,7 +135,7 @@ def test_a_run_takes_trusted_and_new_rows_as_tables(tmp_path: Path, capsys: pyte
     [
         ({"a": [1, 2], "y": ["u", "v"]}, "no column 'label'"),
         ({"a": [1, 2], "label": ["u", ""]}, "row 1: column 'label' is empty"),
-        ({"a": [1, 2], "label": ["u", "v"], "split": ["train", "test"]}, "write a file per split"),
+        ({"a": [1, 2], "label": ["u", "v"], "split": ["train", "test"]}, "write one file per split"),
         ({"a": [1.7e9 + k / 10 for k in range(40)], "label": ["u", "v"] * 20}, "'a' need float64"),
         ({"a": [1], "label": ['"open']}, "is one left open"),
     ],
@@ -195,7 +195,7 @@ def test_folders_of_parquet_and_of_saved_data_sets(tmp_path: Path, capsys: pytes
     (tmp_path / "splits" / "train").mkdir(parents=True)
     (tmp_path / "splits" / "train" / "state.json").write_text("{}")
     assert main(["convert", str(tmp_path / "splits"), "--out", str(tmp_path / "c.npy")]) == 2
-    assert "give one of its splits" in capsys.readouterr().err
+    assert "pass one of its splits" in capsys.readouterr().err
     assert main(["convert", str(tmp_path / "splits" / "train"), "--out", str(tmp_path / "c.npy")]) == 2
     assert "state.json" in capsys.readouterr().err
     (saved / names[1]).write_bytes((saved / names[1]).read_bytes()[:900])

@@ -219,8 +219,8 @@ def test_the_hash_of_weights_sees_names_shapes_and_values():
         ("timm", "images", "unknown embedder 'timm'; write timm:resnet50"),
         ("wordllama:big", "texts", "unknown embedder 'wordllama:big'; write wordllama"),
         ("pixels:big", "images", "write pixels or pixels:SIDE"),
-        ("pixels", "texts", "pixels embeds images, but the data holds texts"),
-        ("wordllama", "images", "wordllama embeds texts, but the data holds images"),
+        ("pixels", "texts", "pixels embeds images, but the data contains texts"),
+        ("wordllama", "images", "wordllama embeds texts, but the data contains images"),
     ],
 )
 def test_a_wrong_name_is_explained(name, kind, message):

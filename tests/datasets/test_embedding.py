@@ -183,7 +183,7 @@ def test_an_unreadable_image_is_left_out_and_rows_keep_their_numbers(photos, tmp
 def test_a_changed_source_or_embedder_is_refused(photos, tmp_path):
     out = tmp_path / "out"
     embed(photos, out, "pixels:4")
-    with pytest.raises(UserError, match=r"holds features by pixels:4 at 4 pixels .* not by pixels:8"):
+    with pytest.raises(UserError, match=r"contains features by pixels:4 at 4 pixels .* not by pixels:8"):
         embed(photos, out, "pixels:8")
     with pytest.raises(UserError, match="--batch-size has changed"):
         embed(photos, out, "pixels:4", batch_size=7)
@@ -195,7 +195,7 @@ def test_a_changed_source_or_embedder_is_refused(photos, tmp_path):
         embed(photos, out, "pixels:4")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("important")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains other files"):
         embed(photos, tmp_path / "mine", "pixels:4")
     with pytest.raises(UserError, match="is inside"):
         embed(photos, photos / "out", "pixels:4")
@@ -355,7 +355,7 @@ def test_predict_refuses_other_weights_and_python_objects(photos, tmp_path, monk
         data = {"data": tmp_path / f"{name}_photos", "trusted": tmp_path / f"{name}_trusted"}
         fit(tmp_path / name, **data, method="glc", epochs=1)
     with pytest.raises(
-        UserError, match=r"were computed by a Python object, .*FailsAfter.* give the folder of features"
+        UserError, match=r"were computed by a Python object, .*FailsAfter.* pass the folder of features"
     ):
         predict(tmp_path / "b", photos)
     assert len(predict(tmp_path / "b", tmp_path / "b_photos")) == 20

@@ -140,7 +140,7 @@ class TestRead:
         links = links.cast_column("image", hf.Image())
         (tmp_path / "d").mkdir()
         parquet.write_table(links.with_format("arrow")[:], tmp_path / "d" / "train.parquet")
-        with pytest.raises(UserError, match=r"row 0: the image is https://example\.org/a\.png, .* downloaded"):
+        with pytest.raises(UserError, match=r"row 0: https://example\.org/a\.png is not a file; .* downloaded"):
             warpi.load_dataset(f"hf:{tmp_path}/d")
         (tmp_path / "e").mkdir()
         for name in ("state.json", "dataset_info.json"):
@@ -307,7 +307,7 @@ class TestEmbed:
         assert main(["embed", f"hf:{tmp_path}/d", "--with", "pixels:16", "--out", str(out), "--label", "kind"]) == 0
         source["train"] = images.select(range(N - 1, -1, -1))
         source.rename_column("label", "kind").save_to_disk(tmp_path / "e")
-        with pytest.raises(UserError, match="is not what the data set holds now; choose another --out"):
+        with pytest.raises(UserError, match="differs from the data set as it is now; choose another --out"):
             warpi.embed(f"hf:{tmp_path}/e", out, "pixels:16", label="kind")
 
     def test_labels_that_an_audit_replaced_are_kept(self, images: Any, tmp_path: Path) -> None:

@@ -587,26 +587,26 @@ def test_skipped_files_are_logged(tmp_path, caplog):
     caplog.clear()
     picture(tmp_path / "loose.png")
     read_folder(tmp_path, size=SIZE, in_memory=False)
-    assert f"{tmp_path}: 1 images outside the folders of the classes are not used, such as loose.png" in caplog.messages
+    assert f"{tmp_path}: not used: 1 image outside the folders of the classes, such as loose.png" in caplog.messages
 
 
 def test_similar_folder_names_are_logged(tmp_path, caplog):
     classes_in(tmp_path, cat=2, Cat=1, dog=1)
     assert read_folder(tmp_path, size=SIZE, in_memory=False).classes == ("Cat", "cat", "dog")
     (message,) = caplog.messages
-    assert "the classes 'Cat' (1 rows) and 'cat' (2 rows) in 'folder' differ only in case" in message
+    assert "the classes 'Cat' (1 row) and 'cat' (2 rows) in 'folder' differ only in case" in message
 
 
 def test_folder_errors(tmp_path):
     with pytest.raises(UserError, match="no folder"):
         read_folder(tmp_path / "absent")
-    with pytest.raises(UserError, match="holds no folders"):
+    with pytest.raises(UserError, match="contains no folders"):
         read_folder(tmp_path)
     classes_in(tmp_path, cat=1)
     with pytest.raises(UserError, match="only one class, 'cat'"):
         read_folder(tmp_path)
     (tmp_path / "dog").mkdir()
-    with pytest.raises(UserError, match="dog holds no images"):
+    with pytest.raises(UserError, match="dog contains no images"):
         read_folder(tmp_path)
 
 
@@ -676,7 +676,7 @@ def test_manifest_with_missing_images(tmp_path, caplog):
         manifest(tmp_path, text, in_memory=None)
     assert not caplog.messages
     assert len(manifest(tmp_path, text, in_memory=None, root=tmp_path / "photos").y) == 40
-    with pytest.raises(UserError, match=r"images cannot be read.*if they are in another folder, give it with --root"):
+    with pytest.raises(UserError, match=r"images cannot be read.*if they are in another folder, set it with --root"):
         manifest(tmp_path, text.replace("0.png", "photos/0.png", 1), in_memory=None)
 
 
@@ -795,7 +795,7 @@ def test_manifest_splits(tmp_path):
         ("path,label\n1,a\n2,b\n\n./1,b\n", r"line 5: path '1' is also on line 2"),
         ('path,label\n"1\n2",a\n3,\n', "line 4: column 'label' is empty"),
         ("path,label\n,a\n", "line 2: the path is empty"),
-        ("path,label\n1,a\n2,N/A\n", "1 rows have the label 'N/A' in 'label', which looks like a missing label"),
+        ("path,label\n1,a\n2,N/A\n", r"'label' contains the label 'N/A' \(1 row\), which looks like a missing label"),
         ("path,label\n1,a\n2,b,c\n", "line 3 has 3 cells, the first has 2"),
         ("path,label\n1,a\n../x.png,b\n", r"line 3: '\.\./x\.png' is not a file below"),
         ("path,label\n1,a\na/../../x.png,b\n", "line 3: .* is not a file below"),
@@ -803,7 +803,7 @@ def test_manifest_splits(tmp_path):
         ("path,label\n1,a\n.,b\n", "line 3: .* is not a file below"),
         ("path,label,split\n1,a,\n2,b,tset\n", "unknown value of 'split' in .* line 3: 'tset'; did you mean 'test'"),
         ("path,label,verified\n1,a,1\n2,b,maybe\n", "unknown value of 'verified' in .* line 3: 'maybe'"),
-        ("path,label,split\n1,a,test\n2,b,test\n", "no row is for training"),
+        ("path,label,split\n1,a,test\n2,b,test\n", "there are no training rows"),
         ("path,label\n1,a\n2,a\n", r"only one class, 'a'"),
         ("path,label\n", "names of the columns, and at least one row"),
         (b"path,label\n1,caf\xe9\n", "not UTF-8"),
@@ -871,7 +871,7 @@ def test_clothing1m(clothes, caplog):
     np.testing.assert_array_equal(raw(batch.x[0]), pixels(7)[1:17, 1:17])
     write(clothes / "clean_test_key_list.txt", "images/7/07/7.png", "images/2/02/2.png")
     assert clothing1m(clothes, size=SIZE, in_memory=False).y.tolist() == [0, 1, 3]
-    assert "1 images removed from training" in caplog.text
+    assert "removed 1 image from training" in caplog.text
 
 
 def test_clothing1m_folder(clothes, tmp_path_factory, monkeypatch):
@@ -885,7 +885,10 @@ def test_clothing1m_folder(clothes, tmp_path_factory, monkeypatch):
 
 def test_clothing1m_errors(clothes, monkeypatch):
     monkeypatch.delenv("WARPI_DATA", raising=False)
-    with pytest.raises(UserError, match="clothing1m needs its files: name the folder that holds noisy_train_key_list"):
+    with pytest.raises(
+        UserError,
+        match=r"clothing1m needs its files: set --root .* to the folder that contains noisy_train_key_list",
+    ):
         clothing1m(None)
     write(clothes / "clean_val_key_list.txt", "images/9.png")
     with pytest.raises(UserError, match=r"clean_label_kv\.txt has no label for 'images/9\.png'"):
@@ -938,7 +941,10 @@ def test_food101n(food):
 
 def test_food101n_errors(food, monkeypatch):
     monkeypatch.delenv("WARPI_DATA", raising=False)
-    with pytest.raises(UserError, match=r"food101n needs its files: name the folder that holds meta/classes\.txt"):
+    with pytest.raises(
+        UserError,
+        match=r"food101n needs its files: set --root \(or WARPI_DATA\) to the folder that contains meta/classes\.txt",
+    ):
         food101n(None)
     write(food / "meta" / "verified_train.tsv", "class_name/key\tverification_label", "wafles/0.jpg\t0")
     with pytest.raises(UserError, match=r"verified_train\.tsv line 2: unknown class 'wafles'; did you mean 'waffles'"):
@@ -975,7 +981,10 @@ def test_animal10n(animals, tmp_path_factory):
 
 def test_animal10n_errors(animals, monkeypatch):
     monkeypatch.delenv("WARPI_DATA", raising=False)
-    with pytest.raises(UserError, match="animal10n needs its files: name the folder that holds training/ and testing/"):
+    with pytest.raises(
+        UserError,
+        match=r"animal10n needs its files: set --root \(or WARPI_DATA\) to the folder that contains training/ and",
+    ):
         animal10n(None)
     picture(animals / "testing" / "cat.jpg", pixels(1))
     with pytest.raises(UserError, match=r"cat\.jpg: the name must begin with the class 0\.\.9"):

@@ -140,7 +140,7 @@ def test_convert_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["convert", *arguments]) == 2
         assert message in capsys.readouterr().err
     assert main(["convert", str(tmp_path), *out]) == 2
-    assert "which could no longer be read as a folder of images; write beside it" in capsys.readouterr().err
+    assert "which could no longer be read as a folder of images; choose another folder" in capsys.readouterr().err
     (tmp_path / "l.parquet").touch()
     assert main(["convert", str(tmp_path / "list.csv"), *out]) == 2
     assert "exists; delete it first" in capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_invalid_lists(tmp_path: Path) -> None:
         ({"path": ["1", "2", "./1"], "label": list("aba")}, r"row 2: path '1' is also on row 0; keep one"),
         ({"path": ["1", "2"], "name": list("ab")}, r"has no column 'label'; its columns are: path, name"),
         ({"path": ["1", "2"], "label": ["a", None]}, r"row 1: column 'label' is empty"),
-        ({"path": ["1", "2"], "label": [[1], [2]]}, r"column 'label' holds values of type list"),
+        ({"path": ["1", "2"], "label": [[1], [2]]}, r"column 'label' contains values of type list"),
         ({"path": pa.array([], pa.string()), "label": pa.array([], pa.string())}, r"no rows"),
     ):
         with pytest.raises(UserError, match=message):
@@ -205,7 +205,7 @@ def test_a_table_is_not_a_list(tmp_path: Path) -> None:
     texts = write(tmp_path / "u.parquet", {"path": [f"{k}" for k in range(40)], "size": rows, "label": list("ab") * 20})
     assert is_manifest(texts)
     assert read_dataset(str(texts), drop=("path",)).examples.shape == (1,)
-    with pytest.raises(UserError, match="lists images in column 'path'; leave out --drop"):
+    with pytest.raises(UserError, match="lists images in column 'path'; omit --drop"):
         read_dataset(str(texts), drop=("size",))
 
 

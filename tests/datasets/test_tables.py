@@ -170,7 +170,7 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
         ),
         (
             "kind,n,c,a\nq,1,u,1\nq,1,u,one\n",
-            r"row 1 \(line 3\): column 'a' holds 'one', but is numeric in the training table",
+            r"row 1 \(line 3\): column 'a' contains 'one', but is numeric in the training table",
         ),
         (
             "kind,n,c,a\nqq,1,u,1\n",
@@ -180,7 +180,7 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
     ):
         with pytest.raises(UserError, match=what):
             read_table(table(text, "s.csv"), like=first, options=STRICT)
-    with pytest.raises(UserError, match="digits is not; give both in the same form"):
+    with pytest.raises(UserError, match="digits is not; use the same form"):
         read_table(table("a,label\n1,1\n"), like=digits())
 
 
@@ -208,19 +208,22 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
             "a,b,c,label\n1,,u,p\n,x,u,p\n,,u,q\n",
             r"missing in 'a' \(2 of 3, first row 1 \(line 3\)\), 'b' \(2 of 3, first row 0 .*; fill .* --drop a,b",
         ),
-        ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' holds '-inf', but must hold finite"),
+        ("a,label\n-inf,p\n1,q\n", r"row 0 \(line 2\): column 'a' contains '-inf', but must contain finite"),
         (
             "a,label\n1e39,p\n1,q\n",
-            r"row 0 \(line 2\): column 'a' holds '1e\+39', but must hold finite numbers up to 3\.4e38",
+            r"row 0 \(line 2\): column 'a' contains '1e\+39', but must contain finite numbers up to 3\.4e38",
         ),
         ("a,b,label\n1,x,p\n2,,q\n", r"missing in 'b' \(1 of 2, first row 1 \(line 3\)\)"),
         ('a,label\n"1\n",p\n\n1, \n', r"row 1 \(line 5\): column 'label' is empty"),
-        ("a,label\n1,1\n1,nan\n2,\n", r"row 1 \(line 3\): column 'label' is empty, as in 2 rows in total"),
-        ("a,label\n1,p\n1,nan\n2,q\n2,nan\n", "2 rows have the label 'nan' .* looks like a missing label; label these"),
-        ("a,label\n1,p\n1,N/A\n", "1 rows have the label 'N/A' .* give the class another name"),
+        ("a,label\n1,1\n1,nan\n2,\n", r"row 1 \(line 3\): column 'label' is empty \(2 such rows in total\)"),
+        (
+            "a,label\n1,p\n1,nan\n2,q\n2,nan\n",
+            r"'label' contains the label 'nan' \(2 rows\), .* looks like a missing label; label these",
+        ),
+        ("a,label\n1,p\n1,N/A\n", r"the label 'N/A' \(1 row\), .* rename the class"),
         ("a,label,verified\n1,p,maybe\n", r"value of 'verified' in .*row 0 \(line 2\): 'maybe'"),
         ("a,label,split\n1,p,trian\n", r"value of 'split' in .*row 0 \(line 2\): 'trian'; did you mean 'train'"),
-        ("a,label,split\n1,p,test\n", "no row is for training"),
+        ("a,label,split\n1,p,test\n", "there are no training rows"),
         (b"a,label\n1,p\n2,\xe9t\xe9\n", "line 3 is not UTF-8"),
         ("a,label\n1,p\n".encode("utf-16"), "line 1 is not UTF-8"),
     ],
@@ -261,7 +264,7 @@ def test_blank_rows_and_columns_at_the_end_are_not_used(
     table: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = table("a,b,label,\n1,u,p,\n,,,\n2,v,q,\n,,,\n , ,,\n")
-    with pytest.raises(UserError, match=r"row 1 \(line 3\): column 'label' is empty, as in 1 rows"):
+    with pytest.raises(UserError, match=r"row 1 \(line 3\): column 'label' is empty \(1 such row in"):
         read_table(file)
     file.write_text(file.read_text().replace("p,\n,,,", "p,", 1))
     data = read_table(file)
@@ -334,8 +337,10 @@ def test_numbers_as_people_write_them(table: Callable[..., Path], cells: list[st
 def test_a_typo_in_a_numeric_column_is_named(table: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     file = table(column([*NUMERALS, "1.2.3"]))
     read_table(file)
-    assert "count as missing: 'a' (1 cells, first row 39 (line 41): '1.2.3'); to refuse them:" in caplog.text
-    with pytest.raises(UserError, match=r"row 39 \(line 41\): column 'a' holds '1.2.3', but must hold .* --drop a$"):
+    assert "count as missing: 'a' (1 cell, first row 39 (line 41): '1.2.3'); to refuse them:" in caplog.text
+    with pytest.raises(
+        UserError, match=r"row 39 \(line 41\): column 'a' contains '1.2.3', but must contain .* --drop a$"
+    ):
         read_table(file, options=STRICT)
 
 
@@ -457,7 +462,9 @@ def test_trusted_column(table: Callable[..., Path], caplog: pytest.LogCaptureFix
         read_table(table("a,label,trusted,verified\n1,p,1,1\n2,q,0,0\n", "both.csv"))
     with pytest.raises(UserError, match=r"unknown value of 'trusted' .*: 'blue'; .*rename other columns"):
         read_table(table("a,label,trusted\n1,p,blue\n2,q,no\n", "feature.csv"))
-    with pytest.raises(UserError, match="column 'Trusted' looks like 'trusted', which has a meaning; rename it"):
+    with pytest.raises(
+        UserError, match="column 'Trusted' looks like 'trusted', which has a special meaning; rename it"
+    ):
         read_table(table("a,label,Trusted\n1,p,1\n2,q,0\n", "capital.csv"))
 
 
@@ -479,8 +486,8 @@ def test_similar_classes(table: Callable[..., Path], caplog: pytest.LogCaptureFi
     text = "a,label\n1,Tiger\n2,Tiger\n3,tiger\n4,house cat\n5,House-Cat\n6,lion\n"
     first = read_table(table(text))
     (message,) = caplog.messages
-    assert "the classes 'House-Cat' (1 rows) and 'house cat' (1 rows) in 'label' differ only in case, sp" in message
-    assert "and so do 1 more; if they are one class, write them in the same way" in message
+    assert "the classes 'House-Cat' (1 row) and 'house cat' (1 row) in 'label' differ only in case, sp" in message
+    assert "as in 1 more case; if they are one class, write them in the same way" in message
     caplog.clear()
     read_table(table(text, "again.csv"), like=first)
     read_table(table("a,label\n1,a\n2,A\n3,b\n", "letters.csv"))
@@ -508,7 +515,7 @@ def test_quantities_as_labels(table: Callable[..., Path]) -> None:
         return table("a,label\n" + "".join(f"{k % 5},{label}\n" for k, label in enumerate(labels)))
 
     for labels in ([k / 7 for k in range(60)], list(range(60)), [k % 25 + 0.5 for k in range(200)]):
-        with pytest.raises(UserError, match=r"'label' holds \d+ different numbers in .* looks like a quantity"):
+        with pytest.raises(UserError, match=r"'label' contains \d+ different numbers in .* looks like a quantity"):
             read_table(labelled(labels))
     for labels in ([k % 25 for k in range(60)], [k % 10 / 2 for k in range(60)], list(range(10))):
         assert read_table(labelled(labels)).n_classes == len(set(labels))
@@ -667,17 +674,20 @@ DAYS = pd.to_datetime(["2020-01-01", "2020-01-02"])
     [
         ({"a": [1.0, None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
         ({"a": ["x", None], "label": ["p", "q"]}, r"missing in 'a' \(1 of 2, first row 1\)"),
-        ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' holds 'inf'"),
+        ({"a": [1.0, float("inf")], "label": ["p", "q"]}, "row 1: column 'a' contains 'inf'"),
         ({"a": [1, 2], "label": ["p", None]}, "row 1: column 'label' is empty"),
         ({"a": [1, 2], "label": [1.0, None]}, "row 1: column 'label' is empty"),
         (
             {"a": [1, 2], "label": DAYS},
-            r"column 'label' holds values of type timestamp\[.*\]; convert .* or delete it$",
+            r"column 'label' contains values of type timestamp\[.*\]; convert .* or delete it$",
         ),
-        ({"a": [1, 2], "label": [1, 2], "clean_label": DAYS}, r"column 'clean_label' holds values of type timestamp\["),
-        ({"a": [b"u", b"v"], "label": [1, 2]}, "column 'a' holds values of type binary"),
-        ({"a": [[1], [2, 3]], "label": [1, 2]}, "column 'a' holds lists of 1 to 2 values .* same number of numbers"),
-        ({"a": [["u"], ["v"]], "label": [1, 2]}, "column 'a' holds lists of 1 to 1 values of type string"),
+        (
+            {"a": [1, 2], "label": [1, 2], "clean_label": DAYS},
+            r"column 'clean_label' contains values of type timestamp\[",
+        ),
+        ({"a": [b"u", b"v"], "label": [1, 2]}, "column 'a' contains values of type binary"),
+        ({"a": [[1], [2, 3]], "label": [1, 2]}, "column 'a' contains lists of 1 to 2 values .* same number of numbers"),
+        ({"a": [["u"], ["v"]], "label": [1, 2]}, "column 'a' contains lists of 1 to 1 values of type string"),
         ({"a": [], "label": []}, "no rows"),
         ({"a": [1, 2], "b": [1, 2]}, "no column 'label'"),
     ],
@@ -911,8 +921,8 @@ def test_unnamed_column(table: Callable[..., Path]) -> None:
         (["zzz", "id"], None, r"has no column 'zzz'; columns: id, a, label, kind, verified; "),
         (["ID"], None, r"has no column 'ID'"),
         ([""], None, r"has no column ''; columns"),
-        (["label"], None, "'label' holds the labels and cannot be dropped; choose another label with --label"),
-        (["kind"], "kind", "'kind' holds the labels"),
+        (["label"], None, "'label' contains the labels and cannot be dropped; choose another label with --label"),
+        (["kind"], "kind", "'kind' contains the labels"),
         (["id", "verified"], None, "'verified' is a reserved name and cannot be dropped; rename it"),
         (["clean_label"], None, "'clean_label' is a reserved name and cannot be dropped"),
         (["split"], None, "'split' is a reserved name and cannot be dropped"),
@@ -939,7 +949,7 @@ def test_errors_suggest_drop_if_possible(table: Callable[..., Path]) -> None:
     first, new = read_table(table(text)), table("a,the name,label\n1,w,p\n", "s.csv")
     with pytest.raises(UserError, match=r"'w'; .* drop them, .*, or drop the column with --drop 'the name'$"):
         read_table(new, like=first, options=STRICT)
-    with pytest.raises(UserError, match=r"'w'; .* fix them, drop them, or train with rows that have them$"):
+    with pytest.raises(UserError, match=r"'w'; .* fix or drop them, or train with rows that have these values$"):
         read_like(new, first, STRICT)
     with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
         read_table(table("a,label\n1,p\n", "s.csv"), like=first)

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-# Strong augmentation
 _N_DRAWS = 11  # random numbers per image
-_ROTATION = math.pi / 12  # largest angle: 15 degrees
+# Largest changes by strong augmentation
+_ROTATION = math.pi / 12  # 15 degrees
 _SHEAR = 0.15
-_ZOOM = 0.2  # of the logarithm
-_SHIFT = 0.1  # of the image
-_CONTRAST = 0.4  # of the logarithm
-_BRIGHTNESS = 0.3  # of the logarithm
-_SATURATION = 0.7  # of the logarithm
+_ZOOM = 0.2  # of the logarithm of the factor, also below
+_SHIFT = 0.1  # as a fraction of the image
+_CONTRAST = 0.4
+_BRIGHTNESS = 0.3
+_SATURATION = 0.7
 _GRAY = 127.5  # fills the square that is cut out
 
 
@@ -59,9 +59,9 @@ class Crop:
 
 
 def distort(x: Tensor, generator: Generator, part: slice = slice(None), whole: int | None = None) -> Tensor:
-    """Images with a random affine map, random colors and a gray square.  [B, C, H, W], values 0 to 255
+    """Apply a random affine map, change the colors and cut out a square.  [B, C, H, W], values 0 to 255
 
-    If x is a `part` of a `whole` number of images, random numbers are drawn for all of them.
+    If x is only `part` of a batch of `whole` images, random numbers are drawn for the entire batch.
     """
     u = torch.rand(whole or len(x), _N_DRAWS, generator=generator, device=x.device)[part]
     x = warp(x.float(), 2 * u[:, :6] - 1)
@@ -92,7 +92,7 @@ def change_colors(x: Tensor, u: Tensor) -> Tensor:
 
 
 def cut_out(x: Tensor, u: Tensor) -> Tensor:
-    """Fill a square of half the image's side, as far as it lies inside, with gray.  u [B, 2] in (0, 1)"""
+    """Fill a square of half the image's side with gray. It may extend beyond the image.  u [B, 2] in (0, 1)"""
     height, width = x.shape[2:]
     half = min(height, width) / 4
     rows = torch.arange(height, device=x.device) + 0.5

@@ -1,4 +1,4 @@
-"""A data set as the readers return it."""
+"""Data sets, and inputs to predict, as the readers return them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,18 +26,18 @@ class NewInputs(NamedTuple):
     examples: Examples
     labels: Mapping[str, Tensor]  # known labels by the name of their column; each [N], -1 unknown
     paths: Sequence[str] | None = None  # [N] of image files, as they were listed
-    rows: Tensor | None = None  # [N] their positions in the new data if some were left out; None: 0..N-1
-    unread: int = 0  # number of those that were left out, since they cannot be read
+    rows: Tensor | None = None  # [N] their positions in the new data if some were omitted; None: 0..N-1
+    unread: int = 0  # number of inputs that were omitted because they cannot be read
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Inputs, their given labels, and what is known about the true labels.
 
-    `clean` holds true labels, -1 if unknown. `trusted` marks rows that a person has checked: the true label of such a
-    row is `clean` if that is known, and the given label otherwise. A trusted row whose label was corrected in place may
-    still have its earlier label in `given`. `label_sets` are further labels of the same rows by
-    name, for `--noise given:NAME` (CIFAR-N).
+    `clean` contains true labels, -1 if unknown. `trusted` marks rows that a person has checked. The true label of such
+    a row is `clean` if that is known, and the given label otherwise. A trusted row whose label was corrected in place
+    may still have its earlier label in `given`. `label_sets` are further labels of the same rows by name, for
+    `--noise given:NAME` (CIFAR-N).
     """
 
     name: str
@@ -63,7 +63,7 @@ class Dataset:
             check_labels(self.clean.clamp(min=0), len(self.y), self.n_classes, f"true labels of {self.name}")
         if self.trusted is not None and (self.trusted.shape != self.y.shape or self.trusted.dtype != torch.bool):
             shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
-            raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; give one bool each")
+            raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; pass one bool each")
         meta_y = self.meta.y if self.meta else None
         for earlier, rows in ((self.given, self.y), (self.before_audit, self.y), (self.meta_given, meta_y)):
             if earlier is not None:
@@ -94,7 +94,7 @@ class Dataset:
         """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
         `clean`, `trusted`, `given` and `before_audit` [N] describe the training rows, `meta_given` the trusted ones.
-        Without `trusted`, the rows with a clean label are the trusted ones, if only some rows have one.
+        If `trusted` is None and only some rows have a clean label, these rows are the trusted ones.
         """
         clean = _if_any_known(clean)
         if trusted is None and clean is not None and bool((clean < 0).any()):
@@ -138,9 +138,9 @@ def _if_any_known(labels: Tensor | None) -> Tensor | None:
 
 
 def check_labels(y: Tensor, n: int, n_classes: int, what: str) -> None:
-    """Raise an error unless there is one integer label in 0..K-1 per example. It names the first bad row."""
+    """Raise an error unless there is one integer label in 0..K-1 per example. The error names the first bad row."""
     if y.ndim != 1 or len(y) != n:
-        raise UserError(f"{what}: got {tuple(y.shape)} labels for {n} examples; give exactly one label per example")
+        raise UserError(f"{what}: got {tuple(y.shape)} labels for {n} examples; pass exactly one label per example")
     if y.dtype.is_floating_point:
         raise UserError(f"{what}: labels must be integers, got {y.dtype}")
     if n == 0:

@@ -27,8 +27,8 @@ SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", "
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # without EPS and others, which start other programs
 _MAX_ASPECT = 100  # ratio of the sides: an enlarged image of 1 x 100,000 pixels would fill the memory
 
-_GIVEN = os.environ.get("WARPI_LIMIT_PIXELS", "").replace("_", "").strip()  # `warpi.utils.limits` checks it
-_PIXELS = int(_GIVEN) if _GIVEN.isascii() and _GIVEN.isdigit() else 89_478_485
+_LIMIT = os.environ.get("WARPI_LIMIT_PIXELS", "").replace("_", "").strip()  # `warpi.utils.limits` checks it
+_PIXELS = int(_LIMIT) if _LIMIT.isascii() and _LIMIT.isdigit() else 89_478_485
 _TOO_LARGE = f"{{}} pixels, more than {_PIXELS:,}; if you trust it, set the environment variable WARPI_LIMIT_PIXELS"
 
 
@@ -141,17 +141,17 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer requests (one line of JSON each). The answer per image is a line (null or a reason) and its bytes."""
+    """Answer requests of one JSON line each. The answer for an image is a line (null or a reason) and its bytes."""
     for line in requests:
         for reason, crops in decode_batch(**json.loads(line)):
             replies.write(json.dumps(reason).encode() + b"\n")
             for crop in crops:
                 replies.write(crop)
-            replies.flush()  # if the next image crashes this process, the main process knows which one it was
+            replies.flush()  # if an image crashes this process, the main process knows which one
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGUSR2"):  # may reach the whole group: the main process handles them and ends this one
+    for name in ("SIGINT", "SIGUSR2"):  # may reach the whole group; the main process handles them and ends this one
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:

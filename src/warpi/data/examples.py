@@ -67,21 +67,21 @@ class Examples(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """A content hash, by which a run recognizes its inputs."""
+        """A hash of the content, by which a run recognizes its inputs."""
 
     @abstractmethod
     def flat(self, rows: Tensor) -> Tensor:
         """[len(rows), D] raw inputs without augmentation or normalization (pixels 0..255), for `instance` noise."""
 
     def form(self) -> dict[str, Any] | None:
-        """How to read new inputs of the same kind, as plain values and tensors; None if no file holds such inputs."""
+        """How to read new inputs of the same kind, as plain values and tensors; None if no file format stores them."""
         return None
 
     def announce(self, rows: Tensor) -> None:  # noqa: B027 (only files need it)
         """Prepare for reading rows that are close to each other."""
 
     def release(self, rows: Tensor) -> None:  # noqa: B027
-        """Give back the memory of rows that are not needed soon."""
+        """Release the memory of rows that are not needed soon."""
 
 
 class Scale(NamedTuple):
@@ -130,7 +130,7 @@ class TensorExamples(Examples):
     def read(
         self, rows: Tensor, generator: Generator, *, augment: bool, views: int = 1, part: slice = slice(None)
     ) -> tuple[Tensor, ...]:
-        """Read `part` of the rows, which are on the device. No operation synchronizes or depends on values."""
+        """Read `part` of the rows, which are on the device. No operation synchronizes with the host."""
         x = self.x[rows[part]]
         if augment and self.crop:
             return tuple(self._augment(x, view, generator, part, len(rows)) for view in range(views))
@@ -183,7 +183,7 @@ class TensorExamples(Examples):
 
     @classmethod
     def from_form(cls, form: Mapping[str, Any]) -> Self:
-        """Zero inputs of a stored form. Raises ValueError, TypeError, KeyError or RuntimeError if it is invalid."""
+        """Examples without rows of a stored form. Raises ValueError, TypeError, KeyError or RuntimeError if invalid."""
         shape = tuple(form["shape"])
         check_form(bool(shape) and all(is_integer(side) and side >= 1 for side in shape), "shape", shape)
         scale = Scale(form["mean"], form["std"])

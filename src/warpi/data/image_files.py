@@ -1,4 +1,4 @@
-"""Images that are read from their files during training: any number of them, in bounded memory."""
+"""Images that are read from their files during training, so that any number of them fits into memory."""
 
 import hashlib
 import json
@@ -38,9 +38,9 @@ IMAGENET = Scale(  # of pixels 0..255
 )
 _CPU = torch.device("cpu")
 _READER = str(Path(__file__).with_name("decode.py"))  # the main program of a reader process
-_CHUNK = 16  # images per request: the readers share a batch, so that the first batch is ready soon
+_CHUNK = 16  # images per request: several readers share a batch, so that the first one is ready soon
 _AHEAD = 4  # requests per reader
-_NAMES = 65_536  # of files that are hashed together
+_NAMES = 65_536  # file names that are hashed together
 
 
 def stored_size(size: int) -> int:
@@ -53,8 +53,8 @@ class FileExamples(Examples):
     """N image files, decoded by reader processes shortly before they are used.
 
     An image is turned upright, scaled so that its shorter side is `stored_size(size)`, and cropped to size x size: with
-    a random crop and flip in training, from the center otherwise. A file that cannot be read is logged once, left out
-    of its batch and kept in `bad`. More than `allowed` such files raise an error. Set `workers` and `max_bad` with
+    a random crop and flip in training, from the center otherwise. A file that cannot be read is logged once, omitted
+    from its batch and kept in `bad`. More than `allowed` such files raise an error. Set `workers` and `max_bad` with
     `dataclasses.replace(examples, workers=16)`.
     """
 
@@ -156,7 +156,7 @@ class FileExamples(Examples):
 
     @classmethod
     def from_form(cls, form: Mapping[str, Any]) -> Self:
-        """Zero files that are read at a stored size."""
+        """Examples without files, of a stored size."""
         check_form(is_integer(form["size"]) and 1 <= form["size"] <= 10_000, "size", form["size"])
         return cls("", (), form["size"])
 
@@ -211,7 +211,7 @@ class FileExamples(Examples):
             slashes = "; write / between folders, not \\" if "\\" in self.paths[0] else ""
             raise UserError(
                 f"none of the {len(self)} listed images exists; the first, {self.paths[0]!r}, is not in "
-                f"{os.path.abspath(self.root)}; give the folder in which the paths start with --root FOLDER{slashes}"
+                f"{os.path.abspath(self.root)}; set --root FOLDER to the one that the paths are relative to{slashes}"
             )
         for path, reason in zip(paths, reasons, strict=True):
             if reason is not None and path not in self.bad:
@@ -219,7 +219,7 @@ class FileExamples(Examples):
                 logger.warning("skipped an unreadable image: %s (%s)", path, reason)
         if len(self.bad) > self.allowed:
             first = "; ".join(f"{path} ({reason})" for path, reason in list(self.bad.items())[:3])
-            advice = "; if they are in another folder, give it with --root FOLDER"
+            advice = "; if they are in another folder, set it with --root FOLDER"
             raise UserError(
                 f"{len(self.bad)} of {len(self)} images cannot be read so far, but at most {self.allowed} are "
                 f"tolerated (max_bad={self.max_bad:g}); fix or remove them; the first are: {first}"
@@ -250,7 +250,7 @@ def _fill(request: dict[str, Any], out: np.ndarray) -> list[str | None]:
 
 
 class _Readers:
-    """Reader processes, each started when it is needed and served by a thread that waits for its answers.
+    """Reader processes. Each is started when it is needed, and has a thread that waits for its answers.
 
     `close` ends them at once. It is also called when the object is deleted and when the program ends.
     """
@@ -298,7 +298,7 @@ class _Readers:
 
 
 def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]") -> None:
-    """End the readers. Their threads then also end, because they read the end of the answers."""
+    """End the readers. Their threads then reach the end of the answers, and also end."""
     threads.shutdown(wait=False, cancel_futures=True)
     for process in list(processes):
         process.kill()
@@ -307,7 +307,7 @@ def _end(threads: ThreadPoolExecutor, processes: "list[subprocess.Popen[bytes]]"
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # a request that was not sent
+            with suppress(BrokenPipeError):  # closing flushes a request that was not sent
                 cast("IO[bytes]", pipe).close()
 
 
@@ -320,9 +320,9 @@ class Decoded(TensorExamples):
 
 
 def default_size(examples: FileExamples) -> int:
-    """The side at which files are read by default: the median of their own sides if that is small, else `PHOTO`.
+    """The side at which files are read by default: the median of their shorter sides if that is small, else `PHOTO`.
 
-    Uses the shorter side in the headers of up to 100 files.
+    Reads the headers of up to 100 files.
     """
     rows = range(0, len(examples), len(examples) // 100 + 1)
     sizes = [image_size(examples.path(row)) for row in rows]
@@ -333,8 +333,8 @@ def default_size(examples: FileExamples) -> int:
 def load_images(examples: FileExamples) -> tuple[Decoded, Tensor]:
     """Decode all images into memory; also return which of the N files could be read.
 
-    Stores the center square of `stored_size(size)` pixels as uint8. Outside training, the crops are those of the files.
-    In training, they are taken from the square, so the ends of the longer side are not used.
+    Stores the center square of `stored_size(size)` pixels as uint8. Outside training, the crops equal those of the
+    files. In training, crops are taken from the square, so the ends of the longer side are not used.
     """
     n, side = len(examples), stored_size(examples.size)
     x = torch.empty((n, 3, side, side), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Shuffled batches of a split, in an order that follows from a seed."""
+"""Shuffled batches of a split, in an order that depends only on a seed."""
 
 import itertools
 from bisect import bisect_right
@@ -26,14 +26,14 @@ class Loader:
 
     Pass p over the data follows a permutation made from (seed, p), and batch k is augmented with random numbers made
     from (seed, k), so a run can be resumed at any batch. An epoch has `steps` batches: one pass without its last
-    incomplete batch, unless a method sets another number. A batch of which fewer than two examples can be read is
-    counted but skipped, because BatchNorm needs two.
+    incomplete batch, unless a method sets another number. A batch with fewer than two readable examples is counted but
+    skipped, because BatchNorm needs two.
 
     With `in_blocks`, a pass mixes a few blocks of neighboring rows at a time (`BlockOrder`). This order also depends
     only on (seed, p).
 
     With several ranks, all make the same batches, and each rank reads its share of every batch. If one rank cannot read
-    all examples of its share, the others leave some out, so that all shares have the same size.
+    all examples of its share, the others omit some, so that all shares have the same size.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Loader:
         return next(self._endless)
 
     def plan(self, on: bool) -> None:
-        """Turn reading on first access on or off."""
+        """Turn lazy reading, on first access, on or off."""
         self.planned = on
         self._endless = None
 
     def read(self, k: int) -> Batch:
-        """Batch k, if the inputs are on the device."""
+        """Batch k. The inputs must be on the device."""
         self._slot = self._slot or Slot(self)
         self._slot.fill(k)
         return self._slot.read()
@@ -120,7 +120,7 @@ class Loader:
                 raise UserError(f"too few of {len(self.split)} examples can be read: no batch has two; fix the files")
 
     def _cut(self, read: ReadBatch, size: int) -> tuple[ReadBatch, int]:
-        """Leave out examples until every rank has as many as the one that could read the fewest; and their number."""
+        """Cut the share to the size of the smallest share of all ranks. Return it and its size."""
         if self.split.examples.always_readable and read.kept is None:
             return read, size
         n_kept = size if read.kept is None else int(read.kept.sum())
@@ -131,7 +131,7 @@ class Loader:
         return ReadBatch(tuple(view[:n] for view in read.views), kept & (kept.cumsum(0) <= n)), n
 
     def index(self, k: int) -> Tensor:
-        """Positions within the split of batch k.  [B]"""
+        """Positions of batch k within the split.  [B]"""
         p, j = divmod(k, self.per_pass)
         start, stop = j * self.batch_size, (j + 1) * self.batch_size
         if not self.in_blocks:
@@ -164,7 +164,7 @@ class Loader:
 
 
 class BlockOrder:
-    """The order of pass p: blocks of neighboring rows in random order, and the rows of some blocks mixed at a time.
+    """The order of pass p: blocks of neighboring rows are shuffled, then the rows of a few blocks at a time are mixed.
 
     It is a function of (seed, p). Only the mixture in use is in memory, and its rows are read from the disk in blocks.
     """
@@ -184,7 +184,7 @@ class BlockOrder:
         self._mixed: tuple[int, Tensor] | None = None
 
     def between(self, start: int, stop: int) -> Tensor:
-        """Positions within the split of a part of the order.  [stop - start]"""
+        """Positions start to stop of the order, as positions within the split.  [stop - start]"""
         first = bisect_right(self.ends, start)
         parts = []
         for m in range(first, len(self.ends)):
@@ -199,9 +199,9 @@ class BlockOrder:
         if self._mixed is None or self._mixed[0] != m:
             examples = self.split.examples
             if self._mixed is not None:
-                for block in self._of(self._mixed[0]):
+                for block in self._blocks_of(self._mixed[0]):
                     examples.release(self.split.rows[block])
-            blocks = self._of(m)
+            blocks = self._blocks_of(m)
             for block in blocks:
                 examples.announce(self.split.rows[block])
             rows = torch.cat([torch.arange(block.start, block.stop) for block in blocks])
@@ -209,7 +209,7 @@ class BlockOrder:
             self._mixed = m, rows[order]
         return self._mixed[1]
 
-    def _of(self, m: int) -> list[slice]:
+    def _blocks_of(self, m: int) -> list[slice]:
         """The blocks of mixture m."""
         chosen = self.blocks[m * MIXED_BLOCKS : (m + 1) * MIXED_BLOCKS].tolist()
         return [slice(b * BLOCK_ROWS, min((b + 1) * BLOCK_ROWS, len(self.split))) for b in chosen]

@@ -1,4 +1,4 @@
-"""Features that stay in their file: batches are gathered from a memory map, everything else works in blocks of rows."""
+"""Features that stay in their file. Batches are gathered from a memory map; everything else works in blocks of rows."""
 
 import hashlib
 import mmap
@@ -18,14 +18,14 @@ from warpi.data.numeric import ROUNDING, Embedded, Features
 from warpi.errors import UserError
 
 BLOCK_BYTES = 2**24  # read at once
-MOST_ROWS = 1_000_000  # with more rows in a file, only what works in chunks fits into memory
+MOST_ROWS = 1_000_000  # if a file has more rows, only computations in chunks fit into memory
 _SEEK_BYTES = 2**14  # reading one separate row costs as much as reading this many bytes in one piece
 KINDS = (np.dtype(np.float16), np.dtype(np.float32))
-"""Types of numbers that are kept as they are in the file, and widened to float32 batch by batch."""
+"""Types of numbers that are kept as in the file, and converted to float32 batch by batch."""
 
 
 class RawRows:
-    """Rows of numbers [N, D] in the precision of their file; on a memory map, or in memory."""
+    """Rows of numbers [N, D] in the precision of their file, in a memory map or in memory."""
 
     def __init__(self, values: NDArray[Any], source: mmap.mmap | None = None, offset: int = 0) -> None:
         self.x = torch.from_numpy(values)
@@ -35,7 +35,7 @@ class RawRows:
 
     @classmethod
     def open(cls, path: Path) -> "RawRows | None":
-        """The rows of a .npy file; None if they cannot be mapped: other types, dimensions or orders."""
+        """The rows of a .npy file; None if their type, dimensions or order cannot be mapped."""
         with path.open("rb") as file:
             read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             version = npy.read_magic(file)
@@ -45,19 +45,19 @@ class RawRows:
             if len(shape) != 2 or 0 in shape or is_fortran or kind not in KINDS:
                 return None
             offset = file.tell()
-            source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # a tensor must be writable; nothing writes
+            source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors need a writable buffer
         values = np.frombuffer(source, kind, shape[0] * shape[1], offset).reshape(shape)
         if hasattr(mmap, "MADV_RANDOM"):
-            source.madvise(mmap.MADV_RANDOM)  # a shuffled row must not read megabytes ahead
+            source.madvise(mmap.MADV_RANDOM)  # do not read megabytes ahead for each shuffled row
         return cls(values, source, offset)
 
     def part(self, rows: slice) -> "RawRows":
-        """Some neighboring rows."""
+        """A slice of the rows."""
         start, stop, _ = rows.indices(len(self.x))
         return RawRows(self.x[start:stop].numpy(), self._source, self._offset + start * self.row_bytes)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """All rows in order: the number of the first row of each block, and the block."""
+        """Yield all rows in blocks: the number of the first row, and the block."""
         size = max(1, BLOCK_BYTES // self.row_bytes)
         for start in range(0, len(self.x), size):
             stop = min(start + size, len(self.x))
@@ -70,7 +70,7 @@ class RawRows:
         self._advise("MADV_WILLNEED", start, stop)
 
     def release(self, start: int, stop: int) -> None:
-        """Give the memory of these rows back to the system, which may keep them in its cache."""
+        """Return the memory of these rows to the system, which may keep them in its cache."""
         self._advise("MADV_DONTNEED", start, stop)
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
@@ -85,8 +85,8 @@ class RawRows:
 class MappedExamples(Features):
     """Features in the precision of their file, which may be larger than the memory.
 
-    x is on the CPU, on a memory map. A batch is copied to `target` as it is, and widened to float32 there. Batches,
-    scale and digest equal those of `Features` in float32 (the scale to rounding), so that a run may use either.
+    x is on the CPU, in a memory map. A batch is copied to `target` and converted to float32 there. Batches, scale and
+    digest equal those of `Features` in float32 (the scale up to rounding), so that a run may use either.
     """
 
     raw: RawRows | None = None
@@ -98,7 +98,7 @@ class MappedExamples(Features):
 
     @property
     def kind(self) -> torch.dtype:
-        """The type as which the numbers are hashed and compared: that of the same data in memory."""
+        """The dtype in which the numbers are hashed and compared. It equals that of the same data in memory."""
         return torch.float32
 
     @property
@@ -120,7 +120,7 @@ class MappedExamples(Features):
             yield ReadBatch((self._normalize(x),) * views, None)
 
     def announce(self, rows: Tensor) -> None:
-        """Read these rows and all between them in one piece, unless single rows cost less."""
+        """Read these rows and all between them in one piece, unless reading single rows costs less."""
         if self.raw is None or not len(rows):
             return
         start, stop = int(rows.min()), int(rows.max()) + 1
@@ -153,7 +153,7 @@ class MappedExamples(Features):
 
     def replace_inputs(self, rows: Tensor, other: Examples, other_rows: Tensor) -> Self:  # noqa: ARG002
         raise UserError(
-            "open_set noise replaces inputs, and these are in a file that is not read into memory; use fewer rows"
+            "open_set noise replaces inputs, which is not possible if they stay in their file; use fewer rows"
         )
 
     def digest(self) -> str:

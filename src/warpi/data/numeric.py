@@ -27,7 +27,7 @@ class NumberColumn:
     kind: ClassVar[str] = "number"
     fill: float | None = None  # the median, which replaces missing cells; None: not known (older versions)
     marks_gaps: bool = False
-    notation: str = "plain"  # how the cells are written, see `datasets.column_checks`
+    notation: str = "plain"  # how the cells are written, see `datasets.columns.choose.find_notation`
 
     @property
     def width(self) -> int:
@@ -38,13 +38,13 @@ class NumberColumn:
         return _with_gaps(numbers, self.fill, self.marks_gaps, [])
 
     def decode(self, block: NDArray[np.floating]) -> str:
-        """The cell that a row of features [width] was made from, '' if it was missing."""
+        """The cell from which a row of features [width] was made, '' if it was missing."""
         return "" if self.marks_gaps and block[-1] > 0.5 else format_number(block[0])
 
 
 @dataclass(frozen=True)
 class DateColumn:
-    """Days since 1970; month and weekday if they vary; a feature that marks missing cells if there were some."""
+    """Days since 1970, and month and weekday if they vary. A last feature marks missing cells if there were some."""
 
     kind: ClassVar[str] = "date"
     fill: float
@@ -150,24 +150,24 @@ class Columns:
     double: bool = False  # whether the numbers need float64
     sparse: bool = False  # whether the features are stored sparse; then `scales` is applied
     scales: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
-    """Center and spread of the features of numeric columns in a sparse table: zero then means a usual value."""
+    """Center and spread of the features of numeric columns in a sparse table, so that zero means a usual value."""
 
     @property
     def width(self) -> int:
         return sum(column.width for column in self.features.values())
 
     def blocks(self) -> Iterator[tuple[str, Column, slice]]:
-        """Each feature column with the place of its features."""
+        """Each feature column with the slice of its features."""
         start = 0
         for name, column in self.features.items():
             yield name, column, slice(start, start + column.width)
             start += column.width
 
     def decode(self, x: NDArray[np.floating]) -> dict[str, str]:
-        """The features [D] of one row as cells of the columns they were made from."""
+        """Convert the features [D] of one row back to cells of its columns."""
         cells = {}
-        for name, column, place in self.blocks():
-            block = x[place]
+        for name, column, part in self.blocks():
+            block = x[part]
             if name in self.scales:
                 center, spread = self.scales[name]
                 block = (block * np.array(spread) + np.array(center)).astype(np.float32)
@@ -184,7 +184,7 @@ class Columns:
 
     @classmethod
     def from_form(cls, form: Mapping[str, Any]) -> Self:
-        """Columns of a stored form, with lists or tuples. Raises ValueError, TypeError or KeyError if it is invalid."""
+        """Restore columns from `form`, with lists or tuples. Raises ValueError, TypeError or KeyError if invalid."""
         values = dict(form)
         if "categories" in values:  # older versions
             old = values.pop("categories")
@@ -235,12 +235,12 @@ class Features(TensorExamples):
     float32 in either case.
     """
 
-    columns: Columns | None = None  # of the table that they were read from
+    columns: Columns | None = None  # of the table from which they were read
 
     def fit_scale(self, rows: Tensor) -> Scale:
         """Mean and standard deviation over `rows`.
 
-        A column that is constant in `rows` gets an infinite deviation, so that it is also zero in all other rows: the
+        A column that is constant in `rows` gets an infinite deviation, so that it is zero in all other rows, too. The
         weights of such a column are never trained.
         """
         columns = self.x.flatten(1)  # [N, D]
@@ -276,7 +276,7 @@ class Originals(NamedTuple):
     """The image files or texts that vectors were computed from."""
 
     values: tuple[str, ...]  # [N] paths, or texts
-    root: str | None = None  # the folder in which the paths start; None: these are texts
+    root: str | None = None  # the folder that the paths are relative to; None: these are texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,13 +311,14 @@ def make_features(x: Tensor, columns: Columns | None = None) -> Features:
 def needs_float64(x: NDArray[Any]) -> bool:
     """Whether float32 is too coarse for finite numbers [N, ...].
 
-    This is the case if the values of a column are tiny, or differ little compared to their distance from zero.
+    It is if the values of a column are tiny, or if they differ little compared to their distance from zero.
     """
     if x.dtype in (np.float32, np.float16, np.uint8, np.bool_) or not x.size:
         return False
     columns = x.reshape(len(x), -1)
     step = max(1, _AT_ONCE // len(x))
-    return any(_loses_digits(columns[:, at : at + step].astype(np.float64)) for at in range(0, columns.shape[1], step))
+    blocks = (columns[:, start : start + step] for start in range(0, columns.shape[1], step))
+    return any(_loses_digits(block.astype(np.float64)) for block in blocks)
 
 
 def months_of(days: Floats) -> Floats:
@@ -332,7 +333,7 @@ def weekdays_of(days: Floats) -> Floats:
 
 
 def format_number(value: np.floating) -> str:
-    """The shortest text that is read as the same float32, without a decimal point for integers."""
+    """The shortest text that parses to the same float32, without a decimal point for integers."""
     return str(value).removesuffix(".0")
 
 

@@ -27,11 +27,11 @@ _MANY = 100_000  # rows
 def mark_shared(a: Split, b: Split) -> Tensor:
     """Which examples of `a` are also in `b`.  [len(a)] bool
 
-    Only inputs are compared, because labels may have been corrected: tensors of one shape and type by their content,
+    Only inputs are compared, because labels may have been corrected: tensors of one shape and dtype by their content,
     image files by their resolved paths. If the two cannot be compared, no example is marked.
 
-    Each example of `b` matches at most one of `a`: with few possible values, many different examples have the same
-    input. Among those, examples with the same label come first, then the order of `a` decides.
+    Each example of `b` matches at most one of `a`, because with few possible values, many different examples have the
+    same input. Among those, examples with the same label come first, then the order of `a` decides.
     """
     return torch.tensor([label is not None for label in match_labels(a, b)], dtype=torch.bool)
 
@@ -39,18 +39,18 @@ def mark_shared(a: Split, b: Split) -> Tensor:
 def mark_shared_once(a: Split, b: Split) -> Tensor:
     """Which examples of `a` are also in `b` and have an input that occurs only once in `a`.  [len(a)] bool
 
-    If an input occurs more often, nothing tells which of the examples is meant, or whether any of them is.
+    If an input occurs more often, it is unknown which of the examples is meant, if any.
     """
-    at = _possibly_in(a, b)
-    kind, keys = comparable_inputs(a.subset(at))
+    positions = _possibly_in(a, b)
+    kind, keys = comparable_inputs(a.subset(positions))
     other_kind, other_keys = comparable_inputs(b)
     if kind is None or kind != other_kind:
         return torch.zeros(len(a), dtype=torch.bool)
     others = set(other_keys)
-    found = [(i, key) for i, key in zip(at.tolist(), keys, strict=True) if key in others]
-    counts = Counter(key for _, key in found)
+    matches = [(i, key) for i, key in zip(positions.tolist(), keys, strict=True) if key in others]
+    counts = Counter(key for _, key in matches)
     shared = torch.zeros(len(a), dtype=torch.bool)
-    shared[[i for i, key in found if counts[key] == 1]] = True
+    shared[[i for i, key in matches if counts[key] == 1]] = True
     return shared
 
 
@@ -73,7 +73,7 @@ def match_labels(a: Split, b: Split) -> list[int | None]:
 
 
 def labels_in(a: Split, b: Split) -> Tensor:
-    """The labels that the examples of `a` have in `b`; -1 if `b` has no such input, or several of them.  [len(a)]"""
+    """The labels that the examples of `a` have in `b`; -1 if `b` does not have this input exactly once.  [len(a)]"""
     b = b.subset(_possibly_in(b, a))
     kind, keys = comparable_inputs(a)
     other_kind, other_keys = comparable_inputs(b)
@@ -81,20 +81,20 @@ def labels_in(a: Split, b: Split) -> Tensor:
         return torch.full((len(a),), -1)
     keys = list(keys)
     wanted = set(keys)
-    found: dict[Hashable, int] = {}
+    labels: dict[Hashable, int] = {}
     for i, key in enumerate(other_keys):
         if key in wanted:
-            found[key] = -1 if key in found else int(b.y[i])
-    return torch.tensor([found.get(key, -1) for key in keys], dtype=torch.int64)
+            labels[key] = -1 if key in labels else int(b.y[i])
+    return torch.tensor([labels.get(key, -1) for key in keys], dtype=torch.int64)
 
 
 def check_disjoint(trusted: Split, test: Split, noisy: Split) -> None:
-    """Raise an error if trusted examples are in the test set, unless this may be a coincidence; then warn.
+    """Raise an error if trusted examples are in the test set. If this may be a coincidence, only warn.
 
     The probability of a coincidence is estimated by the fraction of noisy rows that equal a test row. Test rows may be
-    copies of noisy ones, so it is at most the fraction of rows that equal another row of their own set. The error
-    is raised if the count is more than three standard deviations above twice the expected one: trusted examples are not
-    a random sample, and may be more common.
+    copies of noisy ones, so it is at most the fraction of rows that equal another row of their own set. The error is
+    raised if the count is more than three standard deviations above twice the expected one, because trusted examples
+    are not a random sample and may be more common.
     """
     kind, trusted_keys = comparable_inputs(trusted)
     test_kind, test_keys = comparable_inputs(test)
@@ -123,11 +123,11 @@ def count_copies(a: Split, b: Split) -> int:
     if kind is None or kind != other_kind:
         return 0
     counts = Counter(keys_a)
-    return sum(counts.pop(key, 0) for key in keys_b)  # keeps no key of `b`, which may have millions of examples
+    return sum(counts.pop(key, 0) for key in keys_b)  # stores no keys of `b`, which may have millions of examples
 
 
 def hash_files(paths: Sequence[str]) -> list[Hashable]:
-    """A key per file that files of equal content share. Only files of the same size are read."""
+    """One key per file. Files with the same content have the same key. Only files of the same size are read."""
     sizes = [os.path.getsize(path) if os.path.isfile(path) else -1 for path in paths]
     counts = Counter(sizes)
     keys: list[Hashable] = []
@@ -151,7 +151,7 @@ def _repeated_fraction(keys: list[Hashable]) -> float:
 
 
 def comparable_inputs(split: Split) -> tuple[Hashable, Iterable[Hashable]]:
-    """The kind of the inputs (only inputs of one kind are comparable, None: none are), and a key per input."""
+    """The kind of the inputs, and a key per input. Only inputs of one kind are comparable; None: none are."""
     match split.examples:
         case TensorExamples(x=x) as examples:
             dtype = examples.kind if isinstance(examples, MappedExamples) else x.dtype
@@ -183,20 +183,20 @@ def _hash_rows(examples: TensorExamples, rows: Tensor, dtype: torch.dtype) -> It
 def _possibly_in(a: Split, b: Split) -> Tensor:
     """Positions of the examples of `a` that may also be in `b`.
 
-    Of float32 features, those with an equal sum of products; exact keys of millions of rows would take minutes.
+    For many float32 features, compares sums of products, because exact keys of millions of rows would take minutes.
     """
     kinds = [comparable_inputs(split)[0] for split in (a, b)]
     if len(a) < _MANY or kinds[0] != kinds[1] or not isinstance(kinds[0], tuple) or kinds[0][1] != torch.float32:
         return torch.arange(len(a))
     wanted = torch.cat(list(_sums_of_products(b)))
-    found = torch.zeros(len(a), dtype=torch.bool)  # small results kept between large ones would fragment the memory
+    possible = torch.zeros(len(a), dtype=torch.bool)  # a list of small results would fragment the memory
     for start, sums in zip(range(0, len(a), _ROWS_AT_ONCE), _sums_of_products(a), strict=True):
-        found[start : start + len(sums)] = torch.isin(sums, wanted)
-    return found.nonzero().flatten()
+        possible[start : start + len(sums)] = torch.isin(sums, wanted)
+    return possible.nonzero().flatten()
 
 
 def _sums_of_products(split: Split) -> Iterator[Tensor]:
-    """The bits of each input as integers, multiplied by fixed numbers and added modulo 2**64; in blocks of rows."""
+    """Multiply the bits of each input, as integers, by fixed numbers and add them modulo 2**64; in blocks of rows."""
     assert isinstance(split.examples, TensorExamples)
     x = split.examples.x
     factors = torch.randint(2**62, (x[0].numel(),), generator=generator(0, "overlap"))

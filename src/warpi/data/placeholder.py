@@ -14,7 +14,7 @@ from warpi.errors import UserError
 
 
 class InputsNotAvailable(UserError):
-    """The inputs of a run are needed, but only their form is known. The caller reads them if it can."""
+    """The inputs of a run are needed, but only their form is known. A caller that can read them does so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class PlaceholderExamples(Examples):
 
 
 def examples_from_form(form: Mapping[str, Any]) -> Examples:
-    """Zero inputs of the form that `Examples.form` returned.
+    """Examples without rows, of the form that `Examples.form` returned.
 
     Raises ValueError, TypeError, KeyError or RuntimeError if the form is invalid.
     """

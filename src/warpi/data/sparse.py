@@ -1,4 +1,4 @@
-"""Inputs that are mostly zeros, such as texts as tf-idf: stored sparse, made dense batch by batch."""
+"""Inputs that are mostly zeros, such as tf-idf vectors of texts: stored sparse, converted to dense batch by batch."""
 
 import hashlib
 import itertools
@@ -16,7 +16,7 @@ from warpi.data.examples import Examples, ReadBatch, Scale, check_form
 from warpi.data.numeric import CategoryColumn, Columns, TextColumn
 from warpi.errors import UserError
 
-_MAX_DROPPED = 0.7  # why: docs/estimator.md
+_MAX_DROPPED = 0.7  # docs/estimator.md explains why
 _MIN_KEPT = 8  # entries per row, on average
 _MAX_WORDS = 50_000  # size of the vocabulary of a text column
 
@@ -35,7 +35,7 @@ class SparseExamples(Examples):
     target: torch.device  # of the batches
     scale: Scale
     dropped: float = 0.0  # fraction of the entries that is dropped in training
-    columns: Columns | None = None  # of the table that they were read from
+    columns: Columns | None = None  # of the table from which they were read
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the cells of text columns, to show to people
 
     @property
@@ -70,7 +70,7 @@ class SparseExamples(Examples):
             yield ReadBatch(tuple(self._normalize(torch.from_numpy(x)) for x in dropped), None)
 
     def _drop_entries(self, rows: csr_array, rng: np.random.Generator) -> csr_array:
-        """Drop entries at random, and scale the others so that the expected value stays the same."""
+        """Drop entries at random and scale the others, so that the expected values stay the same."""
         kept = rng.random(rows.nnz, dtype=np.float32) >= self.dropped
         return csr_array((rows.data * kept / np.float32(1 - self.dropped), rows.indices, rows.indptr), shape=rows.shape)
 
@@ -97,10 +97,10 @@ class SparseExamples(Examples):
         return Scale(self.scale.mean, std)
 
     def _sparse_features(self) -> NDArray[np.bool_]:
-        """[D] which features are mostly zero: words and categories."""
+        """Which features are mostly zero: words and categories.  [D]"""
         marks = np.ones(self.x.shape[1], dtype=bool)
-        for name, _, place in self.columns.blocks() if self.columns else ():
-            marks[place] = name not in (self.columns.scales if self.columns else ())
+        for name, _, part in self.columns.blocks() if self.columns else ():
+            marks[part] = name not in (self.columns.scales if self.columns else ())
         return marks
 
     def with_scale(self, scale: Scale) -> Self:
@@ -120,7 +120,7 @@ class SparseExamples(Examples):
 
     @classmethod
     def from_form(cls, form: Mapping[str, Any]) -> Self:
-        """No rows of a stored form. Raises ValueError, TypeError, KeyError or RuntimeError if it is invalid."""
+        """Examples without rows of a stored form. Raises ValueError, TypeError, KeyError or RuntimeError if invalid."""
         columns = Columns.from_form(form["columns"])
         check_form(form["shape"] == [columns.width], "shape", form["shape"])
         scale = Scale(form["mean"], form["std"])
@@ -154,9 +154,9 @@ class SparseExamples(Examples):
 
 
 def fit_texts(texts: Sequence[str]) -> TextColumn | None:
-    """Choose the vocabulary of texts: words and pairs of words that occur in at least two of them, most frequent first.
+    """Choose the vocabulary of texts: the most frequent words and pairs of words that occur in at least two of them.
 
-    Texts without spaces are cut into sequences of up to three characters. Returns None if no word occurs at all.
+    Texts without spaces are cut into sequences of up to three characters. Returns None if there are no words.
     """
     spaces = sum(text.count(" ") for text in texts)
     analyzer = "char" if 30 * spaces < sum(map(len, texts)) else "word"

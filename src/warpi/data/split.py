@@ -32,11 +32,11 @@ class Split:
         return replace(self, rows=self.rows[index.cpu()], y=self.y[index.to(self.y.device)])
 
     def with_strong_views(self, views: tuple[int, ...]) -> "Split":
-        """The same rows; the views with these numbers are augmented strongly, as far as there is augmentation."""
+        """The same split, with strong augmentation of the views with these numbers when inputs are augmented."""
         if not views or isinstance(self.examples, PlaceholderExamples):
             return self
         if not isinstance(self.examples, TensorExamples | FileExamples):
-            raise UserError("strong augmentation is for images and dense tables; use --augment weak")
+            raise UserError("strong augmentation needs images or dense features; use --augment weak")
         return replace(self, examples=replace(self.examples, strong_views=views))
 
     def batches(self, size: int) -> Iterator[Batch]:
@@ -60,7 +60,7 @@ class Split:
             yield self.rows[chunk], 0
 
     def make_batch(self, index: Tensor, views: tuple[Tensor, ...], kept: Tensor | None) -> Batch:
-        """A batch of the positions `index`, less those that could not be read."""
+        """A batch of the positions `index`, without those that could not be read."""
         index = index if kept is None else index[kept]
         rows = index.to(self.y.device)
         return Batch(views, self.y[rows], rows)

@@ -19,7 +19,7 @@ from warpi.datasets.columns.convert import read_table_form
 from warpi.datasets.delimited_files import check_suffix, parse_numbers, reading, shorten_list
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
 from warpi.datasets.labels import CodedLabels, check_counts, parse_marks, sort_classes
-from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError
+from warpi.errors import DAMAGED_ARRAY_ERRORS, UserError, format_count
 from warpi.utils.limits import check_array_file
 
 LARGE = 2**26  # bytes: larger features stay in their file, or in its precision
@@ -36,13 +36,14 @@ def read_arrays(path: Path, label: str | None = None, *, like: Dataset | None = 
     and y_test, x_trusted and y_trusted, classes (K names). Keys may be in capitals; other keys are ignored.
     .npy: the labels are in the file `label`, or in NAME_labels.npy or y.npy in the folder of NAME.npy.
 
-    Two dimensions [N, D] are features, which are standardized later. uint8 of three dimensions is gray images
-    [N, H, W]; of four it is [N, C, H, W] or [N, H, W, C] with C = 1 or 3. If both ends are 1 or 3, channels come first
-    unless only the other reading gives square images. Anything else is rejected. Square images are augmented.
+    Arrays of two dimensions [N, D] are features, which are standardized later. Arrays of uint8 with three dimensions
+    are gray images [N, H, W]; with four, images [N, C, H, W] or [N, H, W, C] with C = 1 or 3. If both the second and
+    the last dimension are 1 or 3, channels come first, unless images are square only if channels come last. Anything
+    else is rejected. Square images are augmented.
 
-    Labels are integers or text. If the names of the classes are given (by `like` or in the file) and not all
-    of them are numbers, integers are positions of classes. -1 in `clean` means unknown unless there is a class -1.
-    If this is a second file, `like` is the data set of the first: the shapes must agree, and it has the same classes.
+    Labels are integers or text. If the names of the classes are known (from `like` or the file) and not all of them are
+    numbers, integers are positions of classes. -1 in `clean` means unknown unless there is a class -1. For a second
+    file, `like` is the data set of the first: the shapes must agree, and it has the same classes.
     """
     arrays = (_read_npz if check_suffix(path, (".npz", ".npy")) == ".npz" else _read_npy)(path, label)
     named = like is not None or "classes" in arrays
@@ -90,7 +91,7 @@ def _read_parts(
     texts: dict[str, CodedLabels] = {}
     for part, end in {"train": "", "test": "_test", "trusted": "_trusted"}.items():
         if (f"x{end}" in arrays) != (f"y{end}" in arrays):
-            raise UserError(f"{path}: x{end} and y{end} must be given together, got only one of them")
+            raise UserError(f"{path} must contain both x{end} and y{end} or none of them, got only one")
         if f"x{end}" in arrays:
             x[part] = _inputs(arrays[f"x{end}"], f"{path}: x{end}", kind)
             kind = kind or _kind(x[part])
@@ -114,14 +115,14 @@ def _first_examples(
     else:
         first = make_features(train, columns) if train.ndim == 2 else make_images(train)
     if not isinstance(first, TensorExamples):
-        raise UserError(f"{path} holds arrays, but the first data set does not; give both in the same format")
+        raise UserError(f"{path} contains arrays, but the training data does not; use the same format for both")
     for part, inputs in x.items():
         _check_like(inputs, first, f"{path}: an input of {part}")
     return first
 
 
 def _examples(x: _Inputs, first: TensorExamples) -> TensorExamples:
-    """Examples like the first ones, whichever of them stay in a file."""
+    """Examples of the same form as `first`, in memory or in a file."""
     if isinstance(x, RawRows):
         columns = first.columns if isinstance(first, Features) else None
         return replace(MappedExamples.of(x).with_scale(first.scale), columns=columns)
@@ -135,14 +136,14 @@ def _tensor(x: _Inputs) -> Tensor:
 
 
 def _kind(x: _Inputs | TensorExamples) -> torch.dtype:
-    """The type of numbers that a network sees before they are scaled."""
+    """The dtype of the inputs before they are scaled."""
     if isinstance(x, RawRows | MappedExamples):
         return torch.float32
     return x.x.dtype if isinstance(x, TensorExamples) else x.dtype
 
 
 def read_new_arrays(path: Path, label: str | None, first: TensorExamples, classes: tuple[str, ...]) -> NewInputs:
-    """Read inputs to predict: x of a .npz (and y and clean, if they are there) or a .npy, of the shape of `first`.
+    """Read inputs to predict, of the shape of `first`: a .npy, or x in a .npz (and y and clean, if present).
 
     The labels of NAME.npy are in NAME_labels.npy, if that file exists.
     """
@@ -188,12 +189,12 @@ def _labels(values: NDArray[Any], what: str, n: int | None = None) -> CodedLabel
         raise UserError(f"{what} has {len(values)} rows, but the inputs have {n}")
     if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
         row = int(bad.argmax())
-        raise UserError(f"{what}: row {row} holds {values[row]}; labels must be integers or text")
+        raise UserError(f"{what}: row {row} contains {values[row]}; labels must be integers or text")
     return CodedLabels.of(values)
 
 
 def _read_npz(path: Path, label: str | None, *, needs_label: bool = True) -> dict[str, _Stored]:
-    """The arrays under their lower-case names, the labels as y, and under new names if they have old ones."""
+    """The arrays by lower-case name. The labels are called y, and old names are replaced by new ones."""
     stored = load_arrays(path, {*_KEYS, (label or "y").lower()})
     if not isinstance(stored, dict):
         raise UserError(f"{path}: not a .npz file")
@@ -221,7 +222,7 @@ def _read_npy(path: Path, label: str | None) -> dict[str, _Stored]:
     with reading(label):
         label_file = next((file for file in files if file.is_file() and file != path), None)
     if label_file is None:
-        raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; give --label FILE.npy")
+        raise UserError(f"no labels for {path}: there is no {' and no '.join(map(str, files))}; pass --label FILE.npy")
     arrays: dict[str, _Stored] = {"x": _open_inputs(path), "y": _one(label_file)}
     form = read_table_form(path)
     if form is not None:
@@ -289,9 +290,9 @@ def load_arrays(path: Path, needed: Collection[str] | None = None) -> NDArray[An
 
 
 def _inputs(stored: _Stored, what: str, kind: torch.dtype | None) -> _Inputs:
-    """Features [N, D] of a type (None: the precision they need), or uint8 images [N, C, H, W].
+    """Features [N, D] of dtype `kind` (None: the precision they need), or uint8 images [N, C, H, W].
 
-    Many features of low precision are not widened.
+    Large arrays of low precision keep it.
     """
     if isinstance(stored, RawRows):
         _check_finite(stored, what)
@@ -318,7 +319,7 @@ def _inputs(stored: _Stored, what: str, kind: torch.dtype | None) -> _Inputs:
 
 
 def _check_finite(rows: RawRows, what: str, original: NDArray[Any] | None = None) -> None:
-    """Raise an error for numbers that are not finite. It shows the first of them as it is in `original`."""
+    """Raise an error for numbers that are not finite. It shows the first of them, as in `original`."""
     first: tuple[int, int] | None = None
     n_bad = 0
     columns: set[int] = set()
@@ -335,8 +336,8 @@ def _check_finite(rows: RawRows, what: str, original: NDArray[Any] | None = None
         row, column = first
         value = rows.x[first].item() if original is None else original[first]
         raise UserError(
-            f"{what}: row {row}, column {column} holds {value}; {n_bad} cells in {len(columns)} columns are not finite "
-            "numbers; fill them, or drop the rows or the columns"
+            f"{what}: row {row}, column {column} contains {value}; cells that are not finite numbers: {n_bad} in "
+            f"{format_count(len(columns), 'column')}; fill them, or drop the rows or the columns"
         )
 
 

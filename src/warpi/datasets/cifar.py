@@ -27,12 +27,12 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class _Layout:
-    """The files of one of the two published forms."""
+    """The files of one of the two published formats."""
 
     archive: str  # the file to download
     folder: str  # the folder that it contains
     names: str  # the file of class names
-    suffix: str = ""  # of the files of images
+    suffix: str = ""  # of the image files
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Kind:
     """The differences between CIFAR-10 and CIFAR-100."""
 
     name: str
-    train: tuple[str, ...]  # files of images, without suffix
+    train: tuple[str, ...]  # image files, without suffix
     test: str
     python: _Layout
     binary: _Layout
@@ -94,7 +94,7 @@ def cifar10(root: Path | None = None) -> Dataset:
 def cifar100(root: Path | None = None) -> Dataset:
     """50,000 + 10,000 images of 100 classes in 20 superclasses. Label set of CIFAR-100N: noisy (its fine labels).
 
-    `root` as for `cifar10`, with cifar-100-python or cifar-100-binary.
+    `root` is as in `cifar10`, with cifar-100-python or cifar-100-binary.
     """
     return _read(_CIFAR100, root)
 
@@ -130,13 +130,13 @@ def _read(kind: _Kind, root: Path | None) -> Dataset:
 
 def _how_to_get(kind: _Kind) -> str:
     return (
-        f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and give the folder that contains "
-        f"{kind.python.folder} with --root FOLDER or in the environment variable WARPI_DATA"
+        f"download {kind.python.archive} (or {kind.binary.archive}), unpack it, and set --root (or WARPI_DATA) to the "
+        f"folder that contains {kind.python.folder}"
     )
 
 
 def _folder(kind: _Kind, root: Path) -> tuple[Path, _Layout]:
-    """The folder of the files and their form; the python form has priority."""
+    """The folder of the files and their format. The python format has priority."""
     with reading(root):
         for layout in (kind.python, kind.binary):
             for folder in (root / layout.folder, root):
@@ -154,7 +154,7 @@ def _read_python(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
     columns = [_check_labels(record.get(key), f"{path}: {key!r}") for key in kind.labels]
     for key, column in zip(kind.labels, columns, strict=True):
         if len(column) != len(data):
-            raise UserError(f"{path}: {len(column)} labels under {key!r} for {len(data)} images; fetch the file again")
+            raise UserError(f"{path}: {len(column)} labels under {key!r} for {len(data)} images; download it again")
     return data, np.stack(columns, axis=1)
 
 
@@ -164,7 +164,7 @@ def _read_binary(path: Path, kind: _Kind) -> tuple[NDArray[np.uint8], NDArray[np
         records = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     size = len(kind.labels) + _PIXELS
     if len(records) % size or not len(records):
-        raise UserError(f"{path}: {len(records)} bytes are not a multiple of the record size {size}; fetch it again")
+        raise UserError(f"{path}: {len(records)} bytes are not a multiple of the record size {size}; download it again")
     records = records.reshape(-1, size)
     return records[:, len(kind.labels) :], records[:, : len(kind.labels)].astype(np.int64)
 
@@ -192,7 +192,7 @@ def _superclass(labels: NDArray[np.int64], n_classes: int, folder: Path) -> Tens
     pairs = np.unique(labels[:, ::-1], axis=0)  # [>= K, 2] of (fine, coarse)
     fine, count = np.unique(pairs[:, 0], return_counts=True)
     if (count > 1).any():
-        raise UserError(f"{folder}: class {fine[count > 1][0]} has more than one superclass; fetch the files again")
+        raise UserError(f"{folder}: class {fine[count > 1][0]} has more than one superclass; download the files again")
     return torch.tensor(pairs[:, 1]) if np.array_equal(fine, np.arange(n_classes)) else None
 
 
@@ -203,7 +203,7 @@ def _human_labels(kind: _Kind, root: Path, y: Tensor) -> dict[str, Tensor]:
     for path in _human_files(kind, root):
         arrays = load_arrays(path) if path.suffix == ".npz" else _read_torch_file(path)
         if not isinstance(arrays, dict):
-            raise UserError(f"{path}: contains a {type(arrays).__name__}, not a dict of label arrays; fetch it again")
+            raise UserError(f"{path} contains a {type(arrays).__name__}, not a dict of label arrays; download it again")
         keys = [key for key in arrays if key in names]  # the others are e.g. superclass labels
         if not keys:
             raise UserError(f"{path} has no {kind.name} labels: got {sorted(map(str, arrays))}, not {sorted(names)}")
@@ -244,15 +244,15 @@ def _unzip(file: IO[bytes], path: Path) -> IO[bytes]:
         with zipfile.ZipFile(file) as archive:
             inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), None)
             if inner is None:
-                raise UserError(f"{path}: not written by torch.save (it contains no data.pkl); fetch it again")
+                raise UserError(f"{path}: not written by torch.save (it contains no data.pkl); download it again")
             return io.BytesIO(archive.read(inner))
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
-        raise UserError(f"{path}: a damaged zip file ({e}); fetch it again") from e
+        raise UserError(f"{path}: a damaged zip file ({e}); download it again") from e
 
 
 def _check_labels(values: Sequence[int] | NDArray[Any] | None, what: str) -> NDArray[np.int64]:
     """Labels as int64 [N]."""
     array = np.asarray([] if values is None else values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
-        raise UserError(f"{what} is not a list of integers; fetch the file again")
+        raise UserError(f"{what} is not a list of integers; download the file again")
     return array.astype(np.int64)

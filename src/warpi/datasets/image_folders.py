@@ -18,7 +18,7 @@ from warpi.datasets.delimited_files import reading, shorten_list, warn_once
 from warpi.datasets.image_lists import Manifest, PathList, find_repeated, take_paths, write_list
 from warpi.datasets.label_columns import LABEL_COLUMNS, OLD_NAMES, read_label_columns, warn_old_name
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels, warn_similar_classes
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.utils.limits import limit, refuse
 from warpi.utils.links import check_links
 
@@ -53,17 +53,18 @@ def read_folder(
     """Read one folder per class, or `train/`, `test/` (else `val/`) and `trusted/` with one folder per class in each.
 
     Files may be at any depth below their class. Hidden files and folders are ignored, and links to folders are followed
-    only if they stand for a class. Classes are numbered by name, or as in `classes`; rows are in the order of their
-    paths. `trusted/` holds examples whose labels can be trusted; its old name is `meta/`. Links may lead to files below
-    `path`, or below the folder of the data set `like`, as those of a trusted set that `warpi review` has exported.
+    only if they stand for a class. Classes are numbered by name, or as in `classes`; rows are sorted by path. Examples
+    in `trusted` have labels that can be trusted; its old name is `meta`. Links may lead to files below `path`, or below
+    the folder of the data set `like`, as in a trusted set that `warpi review` has exported.
     """
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}; give one that holds one folder of images per class")
+        raise UserError(f"there is no folder {path}; pass one that contains one folder of images per class")
     allowed = (path, *_folders_of(like))
     folders = _list_folders(path)
     parts = [name for name in _PARTS if name in folders]
     if folders and (loose := _list_images(path)):
-        warn_once(f"{path}: {len(loose)} images outside the folders of the classes are not used, such as {loose[0]}")
+        n_loose = format_count(len(loose), "image")
+        warn_once(f"{path}: not used: {n_loose} outside the folders of the classes, such as {loose[0]}")
     if "train" not in folders or (len(folders) > 1 and parts == ["train"]):  # a class may be called train
         classes = _check_classes(path, folders, classes)
         lists = {"train": _scan(path, classes, allowed)}
@@ -108,9 +109,9 @@ def _is_image(name: str) -> bool:
 
 
 def _check_classes(path: Path, folders: list[str], classes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The classes: those given, or else one per folder."""
+    """Return `classes`, or else one class per folder."""
     if not folders:
-        raise UserError(f"{path} holds no folders; make one per class and put its images there, or give a csv file")
+        raise UserError(f"{path} contains no folders; make one per class and put its images there, or pass a csv file")
     like_splits = [
         name
         for name in folders
@@ -119,11 +120,11 @@ def _check_classes(path: Path, folders: list[str], classes: tuple[str, ...] | No
     if len(like_splits) > 1 or like_splits == folders:
         raise UserError(
             f"the subfolders {', '.join(like_splits)} of {path} contain folders, so they look like splits, not "
-            "classes; name splits train, test (or val) and trusted, or give one of them as the data; if these are "
+            "classes; name splits train, test (or val) and trusted, or pass one of them as the data; if these are "
             "classes, list their images in a csv file"
         )
     if classes is None and len(folders) == 1:
-        raise UserError(f"{path} holds only one class, {folders[0]!r}; at least two are needed")
+        raise UserError(f"{path} contains only one class, {folders[0]!r}; at least two are needed")
     return classes or tuple(folders)
 
 
@@ -139,7 +140,7 @@ def _scan(path: Path, classes: tuple[str, ...], allowed: Sequence[Path]) -> Imag
             raise UserError(f"{error}; rename or remove the folder: a new class needs training images")
         files = _find_images(path, name, unread, allowed)
         if not files:
-            raise UserError(f"class folder {path / name} holds no images ({' '.join(SUFFIXES)}); fill or remove it")
+            raise UserError(f"class folder {path / name} contains no images ({' '.join(SUFFIXES)}); fill or remove it")
         rows.extend((file, number[name]) for file in files)
         count[name] = len(files)
     warn_similar_classes(count, "folder", path)
@@ -164,7 +165,7 @@ def _find_images(path: Path, name: str, unread: Counter[str], allowed: Sequence[
             relative = os.path.relpath(folder, path)
             images.extend(os.path.join(relative, file) for file in files if _is_image(file))
             if len(images) > limit("FILES"):
-                raise refuse(path / name, "holds too many files", "FILES")
+                raise refuse(path / name, "contains too many files", "FILES")
             others = (file for file in map(str.lower, files) if file[0] != "." and file not in _CLUTTER)
             unread.update(os.path.splitext(file)[1] for file in others if not _is_image(file))
     check_links(path, images, allowed)
@@ -181,11 +182,11 @@ def read_manifest(
     in_memory: bool | None = None,
     like: Dataset | None = None,
 ) -> Dataset:
-    """Read a csv, tsv or parquet with one row per image: `path`, `label`, maybe `clean_label`, `trusted`, `split`.
+    """Read a csv, tsv or parquet with one row per image.
 
-    docs/data.md describes the columns. Paths are relative to `root`, by default the folder of the manifest, and may not
-    leave it. Rows of test and trusted have their clean label if there is one. Classes are numbered by name (numbers by
-    value), or as in `classes`.
+    The columns are `path`, `label`, and optionally `clean_label`, `trusted` and `split` (docs/data.md). Paths are
+    relative to `root`, by default the folder of the manifest, and may not leave it. Rows of test and trusted use their
+    clean label if there is one. Classes are numbered by name (numbers by value), or as in `classes`.
     """
     root = root or path.parent
     label = (label or "label").strip().lower()
@@ -200,7 +201,7 @@ def read_manifest(
         texts[name] = normalize_labels(texts[name])
     labels = read_label_columns(texts, label, path, manifest.at, classes=classes, blank_split="train")
     if len(labels.classes) < 2:
-        raise UserError(f"{path} holds only one class, {labels.classes[0]!r}; at least two are needed")
+        raise UserError(f"{path} contains only one class, {labels.classes[0]!r}; at least two are needed")
     lists = {part: ImageList(root, take_paths(paths, rows), labels.labels(part)) for part, rows in labels.rows.items()}
     return make_image_dataset(path.stem, labels.classes, size, in_memory, lists, **labels.facts())
 
@@ -223,7 +224,7 @@ def _relative_path(where: str, cell: str, top: str) -> str:
     if not cell:
         raise UserError(f"{where}: the path is empty")
     if not path.startswith(top):
-        raise UserError(f"{where}: {cell!r} is not a file below {top}; move it there or give another root")
+        raise UserError(f"{where}: {cell!r} is not a file below {top}; move it there or set another root")
     return path.removeprefix(top)
 
 
@@ -236,22 +237,22 @@ def read_new_images(
     folders = _list_folders(path)
     of_classes = [name for name in folders if name in classes]
     if not of_classes and set(folders) & set(_PARTS):
-        raise UserError(f"{path} holds {', '.join(folders)}; give one of them, such as {path / folders[0]}")
+        raise UserError(f"{path} contains {', '.join(folders)}; pass one of them, such as {path / folders[0]}")
     if of_classes:
         if loose := _list_images(path):
-            raise UserError(f"{path} holds images outside the folders of classes, such as {loose[0]}; move them")
+            raise UserError(f"{path} contains images outside the folders of classes, such as {loose[0]}; move them")
         images = _scan(path, classes, (path,))
         return NewInputs(images.examples(size), {"folder": torch.tensor(images.y)}, tuple(images.paths))
     files = sorted(os.path.normpath(file) for file in _find_images(path, ".", Counter(), (path,)))
     if not files:
-        raise UserError(f"{path} holds no images ({' '.join(SUFFIXES)})")
+        raise UserError(f"{path} contains no images ({' '.join(SUFFIXES)})")
     return NewInputs(ImageList(path, files, []).examples(size), {}, tuple(files))
 
 
 def _read_new_manifest(path: Path, root: Path | None, size: int, classes: tuple[str, ...], label: str) -> NewInputs:
-    """Read a manifest whose paths may lead anywhere.
+    """Read a manifest whose paths may be anywhere.
 
-    Relative paths start in the folder of the manifest, or in `root` if none of them exists there.
+    They are relative to the folder of the manifest, or to `root` if none of them exists there.
     """
     manifest = Manifest.read(path, required=("path",))
     paths = manifest.columns["path"]
@@ -268,17 +269,18 @@ def _read_new_manifest(path: Path, root: Path | None, size: int, classes: tuple[
 
 
 def convert_images(data: Path, out: Path, *, root: Path | None = None, label: str | None = None) -> tuple[int, Path]:
-    """Write a folder of images or a list of them to `out`, a .parquet list. No image is opened.
+    """Write the paths and labels in a folder or list of images to `out`, a .parquet list. No image is opened.
 
-    The paths in it are relative to the folder of `out` if that contains the images, otherwise to the folder of the
-    images. Returns their number and this folder.
+    The new paths are relative to the folder of `out` if that contains the images, otherwise to the folder of the
+    images. Returns the number of images and this folder.
     """
     if out.suffix != ".parquet" or out.exists():
-        raise UserError(f"--out {out}: " + ("exists; delete it first" if out.exists() else "give a name in .parquet"))
+        advice = "exists; delete it first" if out.exists() else "the name of the file must end in .parquet"
+        raise UserError(f"--out {out}: {advice}")
     top = data if data.is_dir() else root or data.parent
     if data.is_dir() and Path(os.path.abspath(out)).is_relative_to(os.path.abspath(data)):
         raise UserError(
-            f"--out {out} is inside {data}, which could no longer be read as a folder of images; write beside it"
+            f"--out {out} is inside {data}, which could no longer be read as a folder of images; choose another folder"
         )
     options: dict[str, Any] = {"size": PHOTO, "in_memory": False}
     dataset = read_folder(data, **options) if data.is_dir() else read_manifest(data, root=root, label=label, **options)
@@ -303,9 +305,9 @@ def make_image_dataset(
     meta_given: Tensor | None = None,
     before_audit: Tensor | None = None,
 ) -> Dataset:
-    """Make a data set from the images of train, test and trusted. In memory, unreadable files are dropped.
+    """Make a data set from the images of train, test and trusted. In memory, it has no unreadable images.
 
-    None for `size` or `in_memory` chooses them by the size of the images and the memory they need.
+    If `size` or `in_memory` is None, it depends on the size of the images and the memory they need.
     """
     size = default_size(lists["train"].examples(PHOTO)) if size is None else size
     if in_memory is None:

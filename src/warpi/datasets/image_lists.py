@@ -34,7 +34,7 @@ _ODD = r"^$|^[/.]|/[./]|/$"  # a path that may need `os.path.normpath`, or is no
 
 
 class PathList(Sequence[str]):
-    """The paths of a list, as Arrow stores them: a Python object per path would take three times the memory."""
+    """Paths in an Arrow array. One Python object per path would take three times the memory."""
 
     def __init__(self, texts: Any) -> None:
         self._texts = texts  # a pyarrow array of large strings
@@ -43,15 +43,15 @@ class PathList(Sequence[str]):
         return len(self._texts)
 
     @overload
-    def __getitem__(self, at: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
             texts: list[str] = self._texts.slice(start, max(0, stop - start)).to_pylist()
             return texts[::step] if step > 0 else [self[i] for i in range(start, stop, step)]
-        text: str = self._texts[at].as_py()
+        text: str = self._texts[index].as_py()
         return text
 
     def __iter__(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class PathList(Sequence[str]):
         return PathList(self._texts.take(np.asarray(rows)))
 
     def replace_odd(self, normalize: Callable[[int, str], str]) -> "PathList":
-        """The same list, in which `normalize` has replaced paths that are not in their shortest form."""
+        """The list after `normalize` has replaced paths that are not in their shortest form."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -118,7 +118,7 @@ class Manifest(NamedTuple):
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file is a list of images and not a table: one of its columns is called `path`, and holds texts."""
+    """Whether a file is a list of images and not a table: it has a column `path` of texts."""
     check_regular(path)
     if path.suffix.lower() == ".parquet":
         return _lists_paths(path)
@@ -133,7 +133,7 @@ def is_manifest(path: Path) -> bool:
 
 
 def _lists_paths(path: Path) -> bool:
-    """Whether a .parquet file has a column `path` of texts. False if it cannot be read: its reader says why."""
+    """Whether a .parquet file has a column `path` of texts. False if it cannot be read; its reader reports why."""
     try:
         from pyarrow import parquet, types
 
@@ -196,7 +196,7 @@ def _texts(path: Path, column: Any) -> Any:
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise UserError(f"{path}: column 'path' holds values of type {kind}, not texts; drop it to read a table")
+        raise UserError(f"{path}: column 'path' contains values of type {kind}, not texts; drop it to read a table")
     column = compute.fill_null(column.cast(pa.large_string()), "")
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.large_string())
 
@@ -222,7 +222,7 @@ def write_list(data: Dataset, out: Path, base: Path) -> None:
 
 
 def _tables_of_parts(data: Dataset, base: Path) -> Iterator[Any]:
-    """The lines of training, test and trusted images."""
+    """Yield the rows of training, test and trusted images as pyarrow tables."""
     import pyarrow as pa
 
     given = data.given if data.before_audit is None else _first(data.before_audit, data.given)
@@ -245,12 +245,12 @@ def _tables_of_parts(data: Dataset, base: Path) -> Iterator[Any]:
 
 
 def _first(labels: Tensor, others: Tensor | None) -> Tensor:
-    """Labels, and where they are unknown, others."""
+    """`labels`, and `others` where they are unknown."""
     return labels if others is None else torch.where(labels >= 0, labels, others)
 
 
 def _name_classes(labels: Tensor, classes: Sequence[str]) -> Any:
-    """Labels as Arrow stores words; missing if unknown."""
+    """The names of labels as an Arrow dictionary array; missing if unknown."""
     import pyarrow as pa
 
     codes = pa.array(labels.numpy(), pa.int32(), mask=(labels < 0).numpy())

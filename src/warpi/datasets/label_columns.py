@@ -17,7 +17,7 @@ from warpi.datasets.labels import (
     parse_marks,
     sort_classes,
 )
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 
 LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than the label itself
 PARTS = ("train", "test", "trusted")
@@ -37,7 +37,7 @@ def warn_old_name(where: object, name: str) -> None:
 def find_trusted_column(columns: Collection[str], where: object) -> str | None:
     """The column that marks the rows a person has checked: `trusted`, or `verified`, its old name.
 
-    Warns about other columns that may be meant to do so.
+    Warns about other columns that may be meant to mark them.
     """
     if {"trusted", "verified"} <= {*columns}:
         raise UserError(f"{where}: 'trusted' and 'verified' have the same meaning; remove or rename one of them")
@@ -90,14 +90,15 @@ def read_label_columns(
 ) -> LabelColumns:
     """Interpret the columns `label`, `clean_label`, `trusted` and `split`, given as normalized texts.
 
-    The classes are those of both label columns unless `classes` gives them. `blank_split` replaces a blank split. The
-    label of a row before it was checked is in the column `given` (or `given_label`); if a row has a `clean_label`, it
+    The classes are `classes` if given, otherwise those of both label columns. `blank_split` replaces a blank split. The
+    label of a row before it was checked is in the column `given` (or `given_label`). If a row has a `clean_label`, it
     is in the label column.
     """
     given = list(columns[label])
     if "" in given:
         row, n = given.index(""), given.count("")
-        raise UserError(f"{at(row)}: column {label!r} is empty, as in {n} rows in total; label these rows or drop them")
+        rows = format_count(n, "such row")
+        raise UserError(f"{at(row)}: column {label!r} is empty ({rows} in total); label such rows or drop them")
     check_label(given, label, path, named=classes is not None)
     true = blank_missing(columns.get("clean_label", [""] * len(given)), given)
     classes = classes or sort_classes({*given, *true} - {""})
@@ -126,7 +127,7 @@ def _earlier_labels(columns: Mapping[str, Sequence[str]], label: str, classes: t
 
 
 def _changed_by_audit(columns: Mapping[str, Sequence[str]]) -> Tensor:
-    """[N] whether the label is a suggestion of an audit that nobody checked; [1] if no column says so."""
+    """[N] whether the label is a suggestion of an audit that nobody checked; [1] if no column tells."""
     if CORRECTION_COLUMNS[0] in columns:
         changes = columns[CORRECTION_COLUMNS[0]]
     else:
@@ -144,5 +145,5 @@ def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> d
     for row, part in enumerate(parts):
         rows.setdefault(OLD_NAMES.get(part, part), []).append(row)
     if "train" not in rows:
-        raise UserError(f"{path}: no row is for training; the column 'split' must be 'train' in some rows")
+        raise UserError(f"{path}: there are no training rows; the column 'split' must be 'train' in some rows")
     return rows

@@ -1,4 +1,4 @@
-"""Parse and check labels as users write them: names and numbers of classes, missing labels, yes/no marks."""
+"""Parse and check labels as users write them: names and numbers of classes, missing labels, and yes/no marks."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.datasets.delimited_files import MISSING, is_number, parse_numbers, warn_once
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 
 MARK_NAMES = {"is_trusted", "clean", "is_clean", "checked", "is_checked", "is_verified", "gold", "is_gold"}
 """Names of columns that may be meant to mark trusted rows, but do not."""
@@ -34,7 +34,7 @@ def to_texts(values: NDArray[Any]) -> list[str]:
 
 
 def normalize_labels(cells: Iterable[str]) -> list[str]:
-    """Labels read as text, '' if missing. 1.0 is the class 1: programs write integers like this next to blanks."""
+    """Labels read as text, '' if missing. 1.0 becomes 1, because programs write integers so in columns with gaps."""
     cells = list(cells)
     different = list(dict.fromkeys(cells))
     numbers = parse_numbers(different)
@@ -86,7 +86,7 @@ def check_allowed(
 
 
 class CodedLabels(NamedTuple):
-    """N labels as codes of the different texts among them: a text per row takes ten times the memory."""
+    """N labels as positions in a tuple of different texts. One text per row would take ten times the memory."""
 
     texts: tuple[str, ...]  # '' if missing
     codes: NDArray[np.int64]  # [N] positions in `texts`
@@ -113,16 +113,16 @@ class CodedLabels(NamedTuple):
         return count
 
     def blank(self, text: str) -> Self:
-        """The same labels, of which those with a text are missing."""
+        """The same labels, in which `text` means a missing label."""
         return self._replace(texts=tuple("" if t == text else t for t in self.texts))
 
     def first_row(self, allowed: Collection[str]) -> int | None:
-        """The first row with a text that is not allowed."""
+        """The first row whose text is not allowed; None if all are allowed."""
         bad = np.array([text not in allowed for text in self.texts], dtype=np.bool_)
         return int(bad[self.codes].argmax()) if bad.any() else None
 
     def encode(self, classes: tuple[str, ...], at: Callable[[int], str], by_position: bool = False) -> Tensor:
-        """Positions in `classes`, as `encode_labels`.  [N]"""
+        """Positions in `classes`, as `encode_labels` returns them.  [N]"""
         encoded = encode_labels(self.texts, classes, lambda k: at(int((self.codes == k).argmax())), by_position)
         return encoded[torch.from_numpy(self.codes)]
 
@@ -140,13 +140,13 @@ def check_label(texts: Iterable[str], name: str, where: object, *, named: bool =
 
 
 def check_counts(count: Counter[str], name: str, where: object, *, named: bool = False) -> None:
-    """Check labels as `check_label`, given the number of rows of each."""
+    """Like `check_label`, for the number of rows of each label."""
     n_rows = count.total()
     for text, n in count.items():
         if text.lower() in _MISSING_LABELS:
             raise UserError(
-                f"{where}: {n} rows have the label {text!r} in {name!r}, which looks like a missing label; label these "
-                "rows or drop them, or give the class another name"
+                f"{where}: {name!r} contains the label {text!r} ({format_count(n, 'row')}), which looks like a missing "
+                "label; label these rows or drop them, or rename the class"
             )
     if not named:
         warn_similar_classes(count, name, where)
@@ -157,8 +157,8 @@ def check_counts(count: Counter[str], name: str, where: object, *, named: bool =
     if len(count) > (half if are_integers else min(_ENOUGH_ROWS, half)):
         some = ", ".join(list(count)[:3])
         raise UserError(
-            f"{where}: {name!r} holds {len(count)} different numbers in {n_rows} rows ({some}, ...): it looks like "
-            "a quantity, but labels are classes; choose another column with --label, or cut it into classes"
+            f"{where}: {name!r} contains {len(count)} different numbers in {n_rows} rows ({some}, ...): it looks like "
+            "a quantity, but labels are classes; choose another column with --label, or divide it into classes"
         )
 
 
@@ -169,8 +169,8 @@ def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
         by_name.setdefault(_bare_name(text), []).append(text)
     groups = [texts for bare, texts in by_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}]
     if groups:
-        first = " and ".join(f"{text!r} ({count[text]} rows)" for text in groups[0])
-        more = f", and so do {len(groups) - 1} more" if len(groups) > 1 else ""
+        first = " and ".join(f"{text!r} ({format_count(count[text], 'row')})" for text in groups[0])
+        more = f", as in {format_count(len(groups) - 1, 'more case')}" if len(groups) > 1 else ""
         warn_once(
             f"{where}: the classes {first} in {name!r} differ only in case, spaces, dashes or notation{more}; if "
             "they are one class, write them in the same way"

@@ -65,7 +65,7 @@ def read_dataset(
         if image_size is not None and not entry.resizable:
             raise _size_error(data)
         if label is not None:
-            raise UserError(f"{data} has fixed labels; --label is for tables, arrays and manifests")
+            raise UserError(f"{data} has fixed labels; --label can only be used with tables, arrays and manifests")
         if drop:
             raise _drop_error(data)
         _check_no_types(data, options)
@@ -104,11 +104,11 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
     form = read_table_form(path)
     if columns and form:
         if form.columns != columns:
-            raise UserError(f"{data}: its columns differ from those of the run; convert it with --like, the run's data")
+            raise UserError(f"{data}: its columns differ from those of the run; convert it with --like RUN_DATA.npy")
         assert isinstance(like, TensorExamples)
         return read_new_arrays(path, None, like, classes)
     if kind != expected:
-        raise UserError(f"{data} contains {kind}, but the run was trained on {expected}; give data of the same kind")
+        raise UserError(f"{data} contains {kind}, but the run was trained on {expected}; use data of the same kind")
     if kind == _IMAGES:
         root = Path(settings["root"]) if settings["root"] and settings["data"] not in DATASETS else None
         return read_new_images(path, like.shape[-1], classes, root=root, label=label)
@@ -124,7 +124,7 @@ def read_new_inputs(data: str, settings: Mapping[str, Any], examples: Examples, 
 
 
 def has_images(data: str, drop: Sequence[str] = ()) -> bool:
-    """Whether a path (which may not exist) holds images: a folder, or a manifest whose column `path` is not dropped."""
+    """Whether a path is a folder of images, or a manifest whose column `path` is not dropped. It may not exist."""
     path = Path(data)
     is_image_list = path.suffix.lower() in TABLE_SUFFIXES and "path" not in map(str.lower, drop) and is_manifest(path)
     is_other = is_features(path) or is_saved(path) or is_text_folder(path)
@@ -155,7 +155,7 @@ def _kind_of_files(data: str, drop: Sequence[str]) -> str:
 
 def _unreadable(path: Path) -> UserError:
     return UserError(
-        f"cannot read {path}; give a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images, texts or features"
+        f"cannot read {path}; pass a .npz, .npy, .csv, .tsv or .parquet file, or a folder of images, texts or features"
     )
 
 
@@ -207,15 +207,15 @@ def _read(
 
 def _check_no_types(data: object, options: TableOptions | None) -> None:
     if options is not None and options.kinds():
-        raise UserError(f"{data} is not a table; leave out --types and --text, which are for tables")
+        raise UserError(f"{data} is not a table; omit --types and --text, which can only be used with tables")
 
 
 def _size_error(data: object) -> UserError:
-    return UserError(f"{data} cannot be read at another size; leave out image_size, which is for image files")
+    return UserError(f"{data} cannot be read at another size; omit image_size, which can only be used with image files")
 
 
 def _drop_error(data: object) -> UserError:
-    advice = "leave out --drop, which is for tables (.csv, .tsv, .parquet)"
+    advice = "omit --drop, which can only be used with tables (.csv, .tsv, .parquet)"
     if str(data).lower().endswith(TABLE_SUFFIXES):
         return UserError(f"{data} lists images in column 'path'; {advice}, or also drop 'path' to read it as a table")
     return UserError(f"{data} is not a table; {advice}")

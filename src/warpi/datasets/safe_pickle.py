@@ -16,9 +16,9 @@ from warpi.errors import UserError
 def safe_load(source: Path | str | IO[bytes], name: str | None = None) -> Any:
     """Read the next pickle of a file: dicts, lists, tuples, str, bytes, numbers and numpy arrays of numbers or text.
 
-    A pickle is a small program that may call any function of any module. Here, the few names that arrays need stand for
+    A pickle is a small program that may call any function of any module. Here, the few names that arrays need refer to
     functions of this module, and every other name raises an error before anything is called. Python 2 strings are read
-    as latin-1. Error messages use `name`, which is only needed for an open file that has no name.
+    as latin-1. Error messages use `name`, which is only needed for an open file without a name.
     """
     if isinstance(source, Path | str):
         with reading(source), Path(source).open("rb") as file:
@@ -37,7 +37,7 @@ def _load(file: IO[bytes], name: str) -> Any:
         AssertionError, MemoryError, OverflowError, RecursionError,
     ) as e:  # fmt: skip
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise UserError(f"{name}: not a readable pickle ({reason}); is the file complete? fetch it again") from e
+        raise UserError(f"{name}: not a readable pickle ({reason}); is the file complete? download it again") from e
 
 
 class _Dtype:
@@ -102,7 +102,7 @@ class _Unpickler(pickle._Unpickler):
         if allowed is None:
             raise UserError(
                 f"{self._name}: this pickle asks for {module}.{name}, which is not data; it was not opened. "
-                "Fetch the file from its official source"
+                "Download the file from its official source"
             )
         return allowed
 

@@ -20,7 +20,7 @@ _MAX_CATEGORIES = 1000  # of a column
 _MIN_CATEGORIES = 30  # of a column of a large table
 _CATEGORY_CELLS = 100_000_000  # values of the features of all categories (400 MB); a large table keeps fewer categories
 _MAX_DENSE = 5 * _CATEGORY_CELLS  # more of them are stored sparse
-_UNUSED = "columns that the {} does not have are not used"
+_UNUSED = "columns that are not in the {} are not used"
 
 
 def read_table(
@@ -30,13 +30,13 @@ def read_table(
     like: Dataset | None = None,
     options: TableOptions | None = None,
 ) -> Dataset:
-    """Read a table with one example per row, or a folder of texts; docs/data.md describes how columns become features.
+    """Read a table with one example per row, or a folder of texts. docs/data.md describes how columns become features.
 
     Rows of the splits test and trusted become separate examples, with their `clean_label` if it is filled. The classes
     are the values of both label columns, numbers in numerical order.
 
-    A second file is read with `like`, the data set of the first. It then has the same columns, categories and classes,
-    and may lack the dropped columns.
+    For a second file, `like` is the data set of the first. Both have the same columns, categories and classes, but the
+    second may lack the dropped columns.
     """
     options = options or TableOptions()
     first = _columns_of(like, path)
@@ -101,7 +101,7 @@ def _columns_of(like: Dataset | None, path: Path) -> Columns | None:
     if like is None:
         return None
     if not isinstance(like.encoding, Columns):
-        raise UserError(f"{path} is a table, but {like.name} is not; give both in the same format")
+        raise UserError(f"{path} is a table, but {like.name} is not; use the same format for both")
     return like.encoding
 
 
@@ -109,17 +109,19 @@ def _check_drop(path: Path, drop: Sequence[str], label: str) -> None:
     if isinstance(drop, str):
         raise UserError(f"drop must be a list of columns, got {drop!r}; write [{drop!r}]")
     if label in drop:
-        raise UserError(f"{path}: {label!r} holds the labels and cannot be dropped; choose another label with --label")
+        raise UserError(
+            f"{path}: {label!r} contains the labels and cannot be dropped; choose another label with --label"
+        )
     for name in drop:
         if name in LABEL_COLUMNS and name != "trusted":  # a feature in older versions
             raise UserError(f"{path}: {name!r} is a reserved name and cannot be dropped; rename it")
 
 
 def _pop_earlier_labels(table: Table, label: str, first: Columns | None) -> dict[str, Raw]:
-    """Take out the column `given`: the labels before they were checked.
+    """Remove and return the column `given`, the labels before they were checked, unless it is a feature.
 
-    It is a feature if it was one in the first table, or if its values differ from the label column of a first table,
-    unless `warpi correct` wrote the table: corrections may leave a class without rows.
+    In a second table, it is a feature if it was one in the first. In a first table, it is a feature if it has values
+    that are not classes, unless `warpi correct` wrote the table, because corrections may leave a class without rows.
     """
     names = [name for name in GIVEN if name in table.columns and name != label]
     if first:
@@ -145,9 +147,9 @@ def choose_columns(
     *,
     declared: bool,
 ) -> Columns:
-    """Decide for every feature column of a training table how it becomes features.
+    """Decide how every feature column of a training table becomes features.
 
-    `declared`: the file declares the types of the columns.
+    `declared` says whether the file declares the types of its columns.
     """
     fit = np.zeros(len(_labels(table.columns[label])), dtype=bool)
     fit[list(train)] = True
@@ -197,13 +199,13 @@ def _limit_categories(table: Table, names: Sequence[str], n: int) -> int:
 
 def check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
     """Raise if a feature column is missing; note columns that are not used."""
-    lacking = [name for name in columns.features if name not in table.columns]
+    missing = [name for name in columns.features if name not in table.columns]
     added = [name for name in _feature_names(table, columns.label) if name not in columns.features]
     added = [name for name in added if not is_nameless(name)]
-    if lacking:
-        differ = {"lacks": lacking, "adds": [] if table.new else added}
+    if missing:
+        differ = {"lacks": missing, "adds": [] if table.new else added}
         parts = " and ".join(f"{verb} {shorten_list(map(repr, names))}" for verb, names in differ.items() if names)
-        both = f"; if they are not features, drop them from both tables with {drop_flag(*lacking)}"
+        both = f"; if they are not features, drop them from both tables with {drop_flag(*missing)}"
         advice = "" if table.new else both
         raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{advice}")
     for name in added:

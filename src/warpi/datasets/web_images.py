@@ -1,7 +1,4 @@
-"""Image data sets with labels from the web, in their published layouts.
-
-Clothing1M, Food-101N, ANIMAL-10N and mini-WebVision.
-"""
+"""Clothing1M, Food-101N, ANIMAL-10N and mini-WebVision: images with labels from the web, in their published layouts."""
 
 import logging
 import os
@@ -15,7 +12,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.image_files import PHOTO
 from warpi.datasets.delimited_files import data_root, reading
 from warpi.datasets.image_folders import ImageList, make_image_dataset
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.utils.limits import limit, refuse
 
 logger = logging.getLogger("warpi.datasets")
@@ -36,7 +33,7 @@ def clothing1m(root: Path | None, *, size: int | None = None, in_memory: bool | 
 
     Training rows are those of noisy_train_key_list.txt with the labels of noisy_label_kv.txt; the true label of a row
     is known if clean_label_kv.txt has its key. Trusted examples are in clean_val_key_list.txt, the test set in
-    clean_test_key_list.txt. `root` holds these files, or a folder clothing1m that does.
+    clean_test_key_list.txt. `root` contains these files, or a folder clothing1m with them.
 
     Reference: Xiao et al., Learning from massive noisy labeled data for image classification, CVPR 2015.
     """
@@ -78,10 +75,10 @@ def food101n(
 ) -> Dataset:
     """Food-101N: images of 101 dishes from the web, and the test set of Food-101.
 
-    `root` is or holds Food-101N_release, with food-101 in it or beside it. Training rows are, as published, the images
-    of verified_train.tsv with the class of the query that returned them; whether that class was verified is ignored.
-    With `whole`, they are all of imagelist.tsv except the images of verified_val.tsv. Trusted examples are the images
-    of verified_val.tsv whose class is right.
+    `root` is the folder Food-101N_release or contains it; food-101 is in it or next to it. Training rows are, as
+    published, the images of verified_train.tsv with the class of the query that returned them; whether that class was
+    verified is ignored. With `whole`, they are all of imagelist.tsv except the images of verified_val.tsv. Trusted
+    examples are the images of verified_val.tsv whose class is right.
 
     Reference: Lee et al., CleanNet: transfer learning for scalable image classifier training with label noise,
     CVPR 2018; Bossard et al., Food-101, ECCV 2014.
@@ -91,7 +88,7 @@ def food101n(
     number = {name: k for k, name in enumerate(classes)}
 
     def read_list(path: Path) -> Iterator[tuple[str, list[str], int]]:
-        """class/image, the cells after it, and the number of the class."""
+        """Yield class/image, the cells after it, and the number of the class."""
         for line, text in _read_lines(path):
             key, *cells = text.split("\t")
             if (name := key.partition("/")[0]) not in number:
@@ -118,13 +115,13 @@ def food101n(
 def animal10n(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
     """ANIMAL-10N: 50,000 images of five pairs of similar animals, about 8 % wrong labels, and 5,000 for testing.
 
-    `root` holds the folders training and testing of the published images, or a folder animal10n that does. The number
-    of the class is the first part of a file's name, as in 3_12345.jpg. The images have 64 x 64 pixels, which is the
-    default size. No trusted examples come with the data. The labels of the test set are taken as right.
+    `root` contains the folders training and testing of the published images, or a folder animal10n with them. The
+    number of the class is the first part of a file's name, as in 3_12345.jpg. The images have 64 x 64 pixels, which is
+    the default size. There are no trusted examples. The labels of the test set are assumed to be right.
 
     Reference: Song et al., SELFIE: refurbishing unclean samples for robust deep learning, ICML 2019.
     """
-    root = data_root(root, "animal10n", "name the folder that holds training/ and testing/ with --root FOLDER")
+    root = data_root(root, "animal10n", "set --root (or WARPI_DATA) to the folder that contains training/ and testing/")
     with reading(root):
         root = root / "animal10n" if (root / "animal10n" / "training").is_dir() else root
     lists = {part: _list_numbered(root / folder) for part, folder in (("train", "training"), ("test", "testing"))}
@@ -136,13 +133,13 @@ def _list_numbered(folder: Path) -> ImageList:
     """The images of a folder whose names begin with the number of their class, sorted by name."""
     with reading(folder):
         if not folder.is_dir():
-            raise UserError(f"no folder {folder}; unpack raw_image.zip of ANIMAL-10N, or give another folder")
+            raise UserError(f"no folder {folder}; unpack raw_image.zip of ANIMAL-10N, or choose another folder")
         names = []
         for name in os.listdir(folder):
             if name.lower().endswith((".jpg", ".jpeg", ".png")) and not name.startswith("."):
                 names.append(name)
         if len(names) > limit("FILES"):
-            raise refuse(folder, "holds too many files", "FILES")
+            raise refuse(folder, "contains too many files", "FILES")
     for name in names:
         if not re.match(r"[0-9]_", name):
             raise UserError(f"{folder / name}: the name must begin with the class 0..9 and _, as in 3_12345.jpg")
@@ -153,9 +150,9 @@ def _list_numbered(folder: Path) -> ImageList:
 def mini_webvision(root: Path | None, *, size: int | None = None, in_memory: bool | None = None) -> Dataset:
     """Mini-WebVision: the images of WebVision 1.0 that Google found for the first 50 classes, about 66,000.
 
-    `root` holds WebVision's folders info, google and val_images_256 (or val_images), or a folder webvision that does.
-    Training rows are those of info/train_filelist_google.txt, test rows those of info/val_filelist.txt, 50 per class.
-    Classes have the names of info/synsets.txt if it is there, else their numbers. No trusted examples come with it.
+    `root` contains WebVision's folders info, google and val_images_256 (or val_images), or a folder webvision with
+    them. Training rows are those of info/train_filelist_google.txt, test rows those of info/val_filelist.txt, 50 per
+    class. Classes have the names in info/synsets.txt if it exists, else their numbers. There are no trusted examples.
 
     Reference: Li et al., WebVision database: visual learning and understanding from web data, 2017; Jiang et al.,
     MentorNet, ICML 2018 (the first 50 classes).
@@ -176,7 +173,7 @@ def mini_webvision(root: Path | None, *, size: int | None = None, in_memory: boo
 
 
 def _read_numbered(path: Path) -> dict[str, int]:
-    """Images and their classes, of the classes that are used."""
+    """The class of each image, for the classes that are used."""
     labels = {}
     for line, text in _read_lines(path):
         key, _, label = text.rpartition(" ")
@@ -200,8 +197,8 @@ def _read_synsets(path: Path) -> tuple[str, ...]:
 
 
 def _find_root(root: Path | None, data: str, folder: str, first: str) -> Path:
-    """The folder that holds the file `first`: `root`, or the folder of that name in it."""
-    root = data_root(root, data, f"name the folder that holds {first} with --root FOLDER or in WARPI_DATA")
+    """The folder that contains the file `first`: `root`, or its subfolder `folder`."""
+    root = data_root(root, data, f"set --root (or WARPI_DATA) to the folder that contains {first}")
     with reading(root):
         return root / folder if (root / folder / first).is_file() else root
 
@@ -210,7 +207,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line number and text of the lines that are not blank, without the header of Food-101N."""
     with reading(path):
         if not path.is_file():
-            raise UserError(f"no file {path}; unpack the data set as it is published, or give another folder")
+            raise UserError(f"no file {path}; unpack the data set as it is published, or choose another folder")
         with path.open(encoding="utf-8-sig") as file:
             lines = ((k, line.strip()) for k, line in enumerate(file, 1))
             yield from ((k, line) for k, line in lines if line and not line.startswith("class_name"))
@@ -221,5 +218,6 @@ def _remove_held_out(keys: list[str], *held_out: Sequence[str]) -> list[str]:
     excluded = {key for part in held_out for key in part}
     kept = [key for key in keys if key not in excluded]
     if len(kept) < len(keys):
-        logger.warning("%d images removed from training, because they are also held out", len(keys) - len(kept))
+        n_removed = format_count(len(keys) - len(kept), "image")
+        logger.warning("removed %s from training, because trusted or test data also contains them", n_removed)
     return kept

@@ -1,11 +1,11 @@
-"""Copies across training, trusted and test rows, in sentences that are printed before training."""
+"""Sentences about copies across training, trusted and test rows. They are printed before training."""
 
 from warpi.data.duplicates.search import has_pictures, reason_to_skip, search
 from warpi.data.overlap import count_copies
 from warpi.data.split import Split
 
 _NAMES = {"train": "training", "trusted": "trusted"}
-_VERBS = {  # of one row, of several
+_VERBS = {  # singular, plural
     "exact": ("has the same input as", "have the same input as"),
     "near": ("is a copy or near copy of", "are copies or near copies of"),
 }
@@ -15,9 +15,9 @@ _EFFECT = {"test": "the test accuracy may be too high", "trusted": "the accuracy
 def describe_leaks(
     train: Split, val: Split | None, trusted: Split | None, test: Split | None, classes: tuple[str, ...], command: str
 ) -> list[str]:
-    """How many trusted and test rows are copies of others, and what to do about it; empty if there are none.
+    """Describe how many trusted and test rows are copies of others, and what to do about it; empty if none are.
 
-    Among at most 10,000 images, near copies are found too, which takes seconds. `command` lists the copies.
+    Among at most 10,000 images, near copies are also found, which takes seconds. `command` lists the copies.
     """
     if trusted is None and test is None:
         return []
@@ -27,8 +27,8 @@ def describe_leaks(
     skipped = reason_to_skip(train, sum(len(split) for _, split in parts), bounded=True) if pictures else ""
     near = False
     if pictures and not skipped:
-        found = search(parts, classes, bounded=True)
-        counts, skipped = found.leaks(), found.skipped
+        duplicates = search(parts, classes, bounded=True)
+        counts, skipped = duplicates.leaks(), duplicates.skipped
         near = not skipped
     else:
         counts = [] if test is None else [("test", "train", count_copies(test, train))]
@@ -41,5 +41,5 @@ def describe_leaks(
     if lines:
         lines.append(f"to list the copies, so that you can keep one of each group: {command}")
     if skipped:
-        lines.append(f"near copies were not searched ({skipped}); to search them: {command}")
+        lines.append(f"near copies were not searched for ({skipped}); to search for them: {command}")
     return lines

@@ -1,4 +1,4 @@
-"""Pairs of near copies: of images by their thumbnails, of vectors by their nearest neighbors; and outliers."""
+"""Find pairs of near copies, of images by their thumbnails and of vectors by their nearest neighbors, and outliers."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from warpi.data.duplicates import thumbnails as thumbs
 
-SIMILAR = 0.88  # detail that near copies share at least; benchmarks/audit/duplicates.py
-CLOSE = 0.1  # distance of near copies, relative to the usual distance of the nearest neighbor
+SIMILAR = 0.88  # smallest similarity of near copies of images; chosen by benchmarks/audit/duplicates.py
+CLOSE = 0.1  # largest distance of near copies, relative to the usual distance of the nearest neighbor
 CLOSE_TEXT = 0.3  # the same for texts
 MIN_COLUMNS = 3  # with fewer, many rows are close by coincidence
 _CANDIDATE = 0.75  # similarity of coarse structure below which images are not compared
@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
 
 
 class TooManyPairs(Exception):
-    """More pairs of images look alike than may be compared."""
+    """More pairs of images look alike than a bounded search may compare."""
 
 
 def find_similar_images(thumbnails: Tensor, most: int | None = None) -> Pairs:
@@ -41,7 +41,7 @@ def find_similar_images(thumbnails: Tensor, most: int | None = None) -> Pairs:
     Raises TooManyPairs if more than `most` pairs have to be compared.
     """
     index = torch.cat([thumbs.describe(part) for part in torch.split(thumbnails, _AT_ONCE)])
-    found: set[tuple[int, int]] = set()
+    candidates: set[tuple[int, int]] = set()
     k = min(_MOST, len(index))
     for start in range(0, len(index), _AT_ONCE):
         part = thumbnails[start : start + _AT_ONCE]
@@ -51,10 +51,10 @@ def find_similar_images(thumbnails: Tensor, most: int | None = None) -> Pairs:
             best = similarity.topk(k)
             rows, ranks = (best.values >= _CANDIDATE).nonzero(as_tuple=True)
             others = best.indices[rows, ranks].tolist()
-            found.update((min(i, j), max(i, j)) for i, j in zip((rows + start).tolist(), others, strict=True))
-        if most is not None and len(found) > most:
+            candidates.update((min(i, j), max(i, j)) for i, j in zip((rows + start).tolist(), others, strict=True))
+        if most is not None and len(candidates) > most:
             raise TooManyPairs
-    pairs = torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2)
+    pairs = torch.tensor(sorted(candidates), dtype=torch.int64).reshape(-1, 2)
     score = thumbs.compare(thumbnails, pairs[:, 0], pairs[:, 1])
     kept = score >= SIMILAR
     a, b = pairs[kept].T.numpy()
@@ -64,8 +64,8 @@ def find_similar_images(thumbnails: Tensor, most: int | None = None) -> Pairs:
 def find_close_vectors(x: Any, is_text: bool) -> tuple[Pairs, Floats]:
     """Near copies among distinct vectors [N, D], dense or sparse, and the outlier score of each.
 
-    The score is the mean distance to the nearest neighbors on a log scale, as robust standard deviations from its
-    median. Texts have none: tf-idf vectors are about equally far from each other.
+    The score is the log of the mean distance to the nearest neighbors, in robust standard deviations from the median.
+    It is zero for texts, because tf-idf vectors are about equally far from each other.
     """
     from sklearn.neighbors import NearestNeighbors
 

@@ -1,4 +1,4 @@
-"""`Duplicates`: what was found about each row of training, trusted and test data. Does not need torch."""
+"""`Duplicates`: copies, outliers and broken images among training, trusted and test rows. Does not need torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warpi.errors import format_count
 from warpi.utils.files import write_csv
 
 Ints = NDArray[np.int64]
@@ -17,23 +18,23 @@ Floats = NDArray[np.float64]
 PARTS = ("train", "trusted", "test")
 OUTLIER = 5.0  # robust standard deviations
 _MAIN = ("copy_group", "copy_kind", "copy_labels_differ", "copy_across_parts", "is_outlier", "problem")
-_STORED = {"row": "i", "group": "i", "similarity": "f", "outlier_score": "f", "of_data": "b"}  # arrays and their kinds
+_STORED = {"row": "i", "group": "i", "similarity": "f", "outlier_score": "f", "of_data": "b"}  # kinds of the dtypes
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
-    """Results for N rows of train, trusted and test. The arrays are parallel."""
+    """Results for N rows of train, trusted and test. All arrays have one entry per row."""
 
     part: tuple[str, ...]  # [N] train, trusted or test
-    row: Ints  # [N] rows of the part
+    row: Ints  # [N] row numbers within the part
     label: tuple[str, ...]  # [N] given labels
     path: tuple[str, ...] | None  # [N] of image files
     group: Ints  # [N] number of the group of copies, -1: the row has no copy
-    similarity: Floats  # [N] 1: the row has an exact copy; else that of its nearest copy, 0 without one
+    similarity: Floats  # [N] to the nearest copy: 1 for an exact copy, 0 without a copy
     outlier_score: Floats  # [N] robust standard deviations; 0 for images and texts
     problem: tuple[str, ...]  # [N] why an image cannot be used: blank, or cannot be read; '' without a problem
     of_data: NDArray[np.bool_]  # [N] whether `row` is a row of the data set, and not of a separate trusted or test set
-    skipped: str = ""  # why near copies and outliers were not searched; '' if they were, or nobody asked for them
+    skipped: str = ""  # why near copies and outliers were not searched for; '' if they were, or were not requested
 
     def __len__(self) -> int:
         return len(self.row)
@@ -92,14 +93,14 @@ class Duplicates:
         return {name: columns[name][index] for name in _MAIN}
 
     def position_of(self, rows: Ints) -> Ints:
-        """The positions of rows of the data set in these arrays. Raises ValueError for a row that is not among them."""
-        at = {row: i for i, row in enumerate(self.row.tolist()) if self.of_data[i]}
-        if missing := [row for row in rows.tolist() if row not in at]:
+        """The positions of rows of the data set in these arrays. Raises ValueError if one is missing."""
+        positions = {row: i for i, row in enumerate(self.row.tolist()) if self.of_data[i]}
+        if missing := [row for row in rows.tolist() if row not in positions]:
             raise ValueError(f"row {missing[0]} was not compared")
-        return np.array([at[row] for row in rows.tolist()], dtype=np.int64)
+        return np.array([positions[row] for row in rows.tolist()], dtype=np.int64)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays from which `from_arrays` makes the same object, without the paths."""
+        """Arrays from which `from_arrays` restores this object, without the paths."""
         names, label = np.unique(np.array(self.label), return_inverse=True)
         arrays = {name: getattr(self, name) for name in _STORED}
         part = np.array([PARTS.index(name) for name in self.part], dtype=np.int64)
@@ -108,7 +109,7 @@ class Duplicates:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "Duplicates":
-        """Raises ValueError if the arrays do not fit together."""
+        """Restore an object from the arrays of `to_arrays`. Raises ValueError if they do not fit together."""
         n = len(arrays["part"])
         for name, kind in {"part": "i", "label": "i", "problem": "U", **_STORED}.items():
             column = arrays[name]
@@ -153,12 +154,12 @@ class Duplicates:
     def leaks(self) -> list[tuple[str, str, int]]:
         """(part, other part, number of rows of the first with a copy in the second), without zeros."""
         parts = self._parts_of_groups()
-        found = []
+        counts = []
         for part, other in (("test", "train"), ("test", "trusted"), ("trusted", "train")):
             groups = [g for g, name in zip(self.group.tolist(), self.part, strict=True) if name == part and g >= 0]
             if n := sum(other in parts[g] for g in groups):
-                found.append((part, other, n))
-        return found
+                counts.append((part, other, n))
+        return counts
 
     def _parts_of_groups(self) -> dict[int, list[str]]:
         """The parts that each group has rows in, in the order of PARTS."""
@@ -178,15 +179,15 @@ def _text(words: Sequence[str]) -> NDArray[np.object_]:
 def describe_counts(counts: dict[str, Any]) -> list[str]:
     """The `summary` of duplicates in sentences."""
     rows = ", ".join(f"{n:,} {name}" for name, n in counts["n"].items())
-    lines = [f"{rows} rows: {counts['exact']:,} have an exact copy, {counts['near']:,} a near copy"]
+    lines = [f"{rows} rows: {counts['exact']:,} with an exact copy, {counts['near']:,} with a near copy"]
     if counts["labels_differ"]:
-        lines.append(f"{counts['labels_differ']:,} groups of copies have contradicting labels")
+        lines.append(f"{format_count(counts['labels_differ'], 'group')} of copies with contradicting labels")
     for parts, n in counts["across_parts"].items():
-        lines.append(f"{n:,} groups of copies are in {parts}")
+        lines.append(f"{format_count(n, 'group')} of copies in {parts}")
     if counts["outliers"]:
-        lines.append(f"{counts['outliers']:,} rows are outliers")
+        lines.append(format_count(counts["outliers"], "outlier"))
     if counts["blank"] or counts["broken"]:
-        lines.append(f"{counts['blank']:,} images are blank, {counts['broken']:,} cannot be read")
+        lines.append(f"{format_count(counts['blank'], 'blank image')}, {counts['broken']:,} that cannot be read")
     if counts.get("skipped"):
-        lines.append(f"near copies were not searched: {counts['skipped']}")
+        lines.append(f"near copies were not searched for: {counts['skipped']}")
     return lines

@@ -28,20 +28,21 @@ from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
 
-MOST_ROWS = 10_000  # of a bounded search for near copies
-MOST_WORK = 2e11  # rows squared times features of a bounded search: about ten seconds of a CPU core
-MOST_FILES = 2_000  # the same for image files that are not in memory
-MOST_PAIRS = 2_000  # images that a bounded search compares pixel by pixel
-MIN_SIDE = 32  # pixels; smaller images are too much alike to tell near copies apart
+# Limits of a bounded search
+MOST_ROWS = 10_000
+MOST_WORK = 2e11  # rows squared times features: about ten seconds of a CPU core
+MOST_FILES = 2_000  # image files that are not in memory
+MOST_PAIRS = 2_000  # pairs of images that are compared pixel by pixel
+MIN_SIDE = 32  # pixels; smaller images look too much alike to recognize near copies
 
 
 def search(
     parts: Sequence[tuple[str, Split]], classes: tuple[str, ...], near: bool = True, bounded: bool = False
 ) -> Duplicates:
-    """Find copies within and between the parts, and the other findings about each row.
+    """Find copies within and across the parts, outliers, and images that cannot be used.
 
-    A bounded search leaves out near copies and outliers if it would take more than about ten seconds, and parts whose
-    inputs cannot be compared with those of the first one. `skipped` says why near copies are left out.
+    A bounded search skips near copies and outliers if they would take more than about ten seconds. It also skips parts
+    whose inputs cannot be compared with those of the first one. `skipped` says why near copies were skipped.
     """
     if bounded:
         parts = [part for part in parts if _kind_of(part[1]) == _kind_of(parts[0][1])]
@@ -97,10 +98,10 @@ def has_pictures(split: Split) -> bool:
 
 
 def reason_to_skip(split: Split, n: int, bounded: bool) -> str:
-    """Why near copies are not searched; '' if they are."""
+    """Why near copies are not searched for; '' if they are."""
     files, pictures = isinstance(split.examples, FileExamples), has_pictures(split)
     if len(split.examples.shape) == 3 and not (files or pictures):
-        return f"images of less than {MIN_SIDE} pixels look too much alike"
+        return f"images with fewer than {MIN_SIDE} pixels per side look too much alike"
     if bounded and n > (MOST_FILES if files else MOST_ROWS):
         return f"{n:,} rows are too many"
     d = math.prod(split.examples.shape)
@@ -132,7 +133,7 @@ def _paths_of(split: Split) -> list[str]:
 
 
 def _vectors_or_thumbnails(splits: list[Split]) -> Any:
-    """The inputs in a form whose distances mean something: thumbnails, unit vectors, or standardized features."""
+    """The inputs in a form whose distances are meaningful: thumbnails, unit vectors or standardized features."""
     from scipy.sparse import vstack
     from sklearn.preprocessing import StandardScaler, normalize
 
@@ -148,14 +149,14 @@ def _vectors_or_thumbnails(splits: list[Split]) -> Any:
 
 
 def _first_of_each(keys: list[Hashable]) -> tuple[Ints, Ints]:
-    """The positions of the first row with each key, and for every row the first one with its key."""
+    """The positions of the first row with each key, and for every row the position of the first one with its key."""
     first: dict[Hashable, int] = {}
     copy_of = np.array([first.setdefault(key, i) for i, key in enumerate(keys)], dtype=np.int64)
     return np.array(sorted(first.values()), dtype=np.int64), copy_of
 
 
 def _mark_exact(copy_of: Ints) -> Floats:
-    """1 for the rows that share their first row with another one, else 0.  [N]"""
+    """1 for the rows with an exact copy, else 0.  [N]"""
     counts = np.bincount(copy_of, minlength=len(copy_of))
     marks: Floats = (counts[copy_of] > 1).astype(np.float64)
     return marks

@@ -15,8 +15,8 @@ from torch import Tensor
 from warpi.data.decode import BROKEN, decode
 
 SIDE = 64  # pixels of a thumbnail
-_COMPARED = 32  # pixels at which two thumbnails are compared
-_COARSE = 12  # pixels of the vectors that find candidates
+_COMPARED = 32  # side in pixels at which two thumbnails are compared
+_COARSE = 12  # side in pixels of the images that find candidates
 _CUT = 0.12  # largest part of a side that a crop may cut off
 _STEPS = (0.0, 0.04, 0.08, 0.12)  # cuts that are tried first
 _FINER = (-0.02, 0.0, 0.02)  # changes of the best of them that are tried next
@@ -28,7 +28,7 @@ Window = tuple[float, float]  # the parts of a side that are cut off at its two 
 
 
 def read_thumbnails(paths: Sequence[str]) -> tuple[Tensor, dict[int, str]]:
-    """Thumbnails of image files [N, SIDE, SIDE] uint8, and why files cannot be read, by their positions."""
+    """Thumbnails of image files [N, SIDE, SIDE] uint8, and for files that cannot be read, the reason by position."""
     thumbnails = torch.zeros((len(paths), SIDE, SIDE), dtype=torch.uint8)
     broken: dict[int, str] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
@@ -51,7 +51,7 @@ def _read_one(path: str) -> NDArray[np.uint8] | str:
 
 
 def make_thumbnails(x: Tensor, rows: Tensor) -> Tensor:
-    """Thumbnails of some images in memory [N, C, H, W], as bytes. Other pixels are scaled.  [n, SIDE, SIDE] uint8"""
+    """Thumbnails of some images in memory [N, C, H, W]. Floats are scaled to 0..255.  [n, SIDE, SIDE] uint8"""
     low, high = (0.0, 255.0) if x.dtype == torch.uint8 else (float(x.min()), float(x.max()))
     parts = []
     for some in torch.split(rows, max(1, _PIXELS_AT_ONCE // x[0].numel())):
@@ -67,7 +67,7 @@ def mark_blank(thumbnails: Tensor) -> Tensor:
 
 
 def describe(thumbnails: Tensor, window: tuple[Window, Window] = ((0.0, 0.0), (0.0, 0.0))) -> Tensor:
-    """Unit vectors of the coarse structure within a window. Their products are similarities.  [N, D]"""
+    """Unit vectors of the coarse structure within a window. Their dot products are similarities.  [N, D]"""
     small = _sampler((window[0],), _COARSE)[0] @ thumbnails.float() @ _sampler((window[1],), _COARSE)[0].T
     rough = F.avg_pool2d(F.pad(small[:, None], (1, 1, 1, 1), mode="replicate"), 3, 1)[:, 0]
     flat = (part.flatten(1) for part in (small - rough, small))
@@ -82,23 +82,23 @@ def query_windows() -> Iterable[tuple[Window, Window]]:
 
 
 def compare(thumbnails: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Similarity of the pairs (a, b): that of one with the best matching crop of the other.  [n], at most 1"""
-    found = []
+    """Similarity of each pair (a, b): of one thumbnail with the best matching crop of the other.  [n], at most 1"""
+    parts = []
     for first, second in zip(torch.split(a, _AT_ONCE), torch.split(b, _AT_ONCE), strict=True):
         x, y = thumbnails[first].float(), thumbnails[second].float()
-        found.append(torch.maximum(_match(x, y), _match(y, x)))
-    return torch.cat(found) if found else torch.zeros(0)
+        parts.append(torch.maximum(_match(x, y), _match(y, x)))
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def _match(whole: Tensor, crop: Tensor) -> Tensor:
     """Similarity of `crop` with the most similar window of `whole`, searched from coarse to fine.  [n]"""
     target = _detail(_sampler(((0.0, 0.0),), _COMPARED)[0] @ crop @ _sampler(((0.0, 0.0),), _COMPARED)[0].T)
     cuts = tuple((low, high) for low, high in product(_STEPS, _STEPS) if low + high <= _CUT + 1e-9)
-    best, at = _best_window(whole, target, cuts, cuts)
-    for i, place in enumerate(at.tolist()):
+    best, windows = _best_window(whole, target, cuts, cuts)
+    for i, window in enumerate(windows.tolist()):
         if best[i] < 0.3:  # too different for a finer search to matter
             continue
-        around = [_around(cuts[part]) for part in divmod(place, len(cuts))]
+        around = [_around(cuts[part]) for part in divmod(window, len(cuts))]
         finer, _ = _best_window(whole[i : i + 1], target[i : i + 1], *around)
         best[i] = torch.maximum(best[i], finer[0])
     return best

@@ -1,4 +1,4 @@
-"""Decide how each column of a table becomes features: numbers, dates, categories, texts; or that it is not used."""
+"""Decide how each column of a table becomes features (numbers, dates, categories or texts), or that it is not used."""
 
 import re
 from collections import Counter
@@ -28,7 +28,7 @@ from warpi.errors import UserError
 
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
 _MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
-_RARE = 3  # rows of a category that is not pooled
+_RARE = 3  # categories with fewer rows than this are rare
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = rf"(?P<name>{'|'.join(_MONTHS)})[a-z]*\.?"
 _TIME = (
@@ -59,7 +59,7 @@ _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
 
 
 class Notes:
-    """Decisions about the columns of a table, by the sentence that explains them: one line per sentence."""
+    """Decisions about the columns of a table. Columns with the same explanation share one sentence."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[str]] = {}
@@ -68,7 +68,7 @@ class Notes:
         self.columns.setdefault(sentence, []).append(column)
 
     def lines(self) -> list[str]:
-        """One line per sentence, in which {} stands for the columns."""
+        """The sentences, with the names of the columns in place of {}."""
         return [sentence.format(shorten_list(columns)) for sentence, columns in self.columns.items()]
 
     def log(self, path: object) -> None:
@@ -96,7 +96,7 @@ class Chooser(NamedTuple):
     """Decides how the columns of a training table become features."""
 
     notes: Notes
-    fit: NDArray[np.bool_]  # [N] training rows, which decide medians, means and vocabularies
+    fit: NDArray[np.bool_]  # [N] which rows are training rows; they determine medians, means and vocabularies
     max_categories: int  # of a column; the most frequent ones are kept
     declared: bool  # whether the file declares types: then a few numbers that are stored as text are categories
 
@@ -119,7 +119,7 @@ class Chooser(NamedTuple):
         return self._category(name, raw)
 
     def parse(self, name: str, raw: Raw, kind: str | None = None) -> NumberColumn | DateColumn | None:
-        """How a column becomes numbers or dates; None if it holds other words, or if the user chose another kind."""
+        """How a column becomes numbers or dates; None if it contains other words, or if the user chose another kind."""
         if not isinstance(raw, Words):
             return self._date(raw, "ymd") if raw.dtype.kind == "M" else self._number(raw, "plain")
         if kind in (None, "number"):
@@ -130,14 +130,14 @@ class Chooser(NamedTuple):
                     self.notes.add(_NOTATION, f"{name!r} ({_example(raw)!r})")
                 return self._number(raw, notation)
             if kind:
-                raise UserError(f"column {name!r} cannot be read as numbers: it holds {_example(raw)!r}")
+                raise UserError(f"column {name!r} cannot be read as numbers: it contains {_example(raw)!r}")
         if kind in (None, "date"):
             order, is_ambiguous = find_date_order(raw)
             if order:
                 self.notes.add(_AMBIGUOUS if is_ambiguous else _DATE_NOTE, f"{name!r} ({_example(raw)!r})")
                 return self._date(raw, order)
             if kind:
-                raise UserError(f"column {name!r} cannot be read as dates: it holds {_example(raw)!r}")
+                raise UserError(f"column {name!r} cannot be read as dates: it contains {_example(raw)!r}")
         return None
 
     def _why_unused(self, name: str, raw: Raw) -> str | None:
@@ -193,8 +193,8 @@ class Chooser(NamedTuple):
 def is_id(name: str, raw: Raw) -> bool:
     """Whether a column seems to number or name its rows.
 
-    These are integers that count up by one, and different integers or words without repeated content in every row, if
-    the name says so or the words are not texts.
+    Integers do if they count up by one, or if they are all different and the column is named like an id. Words do if
+    (almost) all are different, and they are neither numbers, dates nor texts.
     """
     named = bool(_ID_NAME.search(name.lower()) or _ID_ENDING.search(name))
     if isinstance(raw, Words):
@@ -234,10 +234,10 @@ def warn_trusted_name(name: str, raw: Raw, path: object) -> None:
 
 
 def find_notation(raw: Words, *, forced: bool = False) -> str | None:
-    """How the numbers in a text column are written; None if it does not hold numbers.
+    """How the numbers in a text column are written; None if it does not contain numbers.
 
-    Up to a tenth of the cells may be typos, but not if they are a code such as 0, 1, 2, 3+: few
-    values, and every word occurs several times.
+    Up to a tenth of the cells may be typos. But a column with few values, in which the words occur several times, is a
+    code such as 0, 1, 2, 3+.
     """
     counts = dict(zip(raw.words, raw.counts().tolist(), strict=True))
     words = [word for word in raw.words if word.lower() not in GAPS]
@@ -309,7 +309,7 @@ def _to_day(word: str, order: str) -> float | None:
 
 
 def read_numbers(raw: Raw, notation: str) -> tuple[Floats, NDArray[np.bool_]]:
-    """[N] numbers, NaN if missing, and which cells are neither missing nor finite numbers (their number is NaN too)."""
+    """[N] numbers, NaN if missing; and which cells are neither missing nor finite numbers, whose number is also NaN."""
     if isinstance(raw, Words):
         numbers, bad = _read_words(raw, notation, _to_number)
     else:

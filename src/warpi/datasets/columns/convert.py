@@ -81,10 +81,11 @@ def convert_table(
     """
     out = Path(out)
     if out.suffix != ".npy" or out.exists():
-        raise UserError(f"--out {out}: " + ("exists; delete it first" if out.exists() else "give a name in .npy"))
+        advice = "exists; delete it first" if out.exists() else "the name of the file must end in .npy"
+        raise UserError(f"--out {out}: {advice}")
     form = None if like is None else read_table_form(Path(like))
     if like is not None and form is None:
-        raise UserError(f"--like {like}: there is no {Path(like).stem}_table.json; give a .npy of `warpi convert`")
+        raise UserError(f"--like {like}: there is no {Path(like).stem}_table.json; pass a .npy from `warpi convert`")
     try:
         import pyarrow  # noqa: F401
     except ImportError as e:
@@ -156,7 +157,7 @@ def _choose(source: TableBlocks, sample: Table, step: int, notes: Notes, options
     encoded = encode_table(sample, columns, replace(options, missing="fill"), Notes(), range(n))
     if encoded.columns.double:
         assert isinstance(encoded.x, np.ndarray)
-        names = [name for name, _, place in columns.blocks() if needs_float64(encoded.x[:, place])]
+        names = [name for name, _, part in columns.blocks() if needs_float64(encoded.x[:, part])]
         raise UserError(
             f"{source.path}: the numbers in {', '.join(map(repr, names))} need float64, which is not converted; "
             "subtract a constant or use another unit, or drop them with --drop"
@@ -170,7 +171,7 @@ def _length(table: Table) -> int:
 
 
 def _counts_up(raw: Raw, step: int) -> bool:
-    """Whether a column numbers the rows of the table, of which every `step`-th is here."""
+    """Whether a column, of which `raw` contains every `step`-th row, numbers the rows of the table."""
     if isinstance(raw, Words) or raw.ndim != 1 or raw.dtype.kind not in "iuf" or len(raw) < 20:
         return False
     return bool((np.diff(raw.astype(np.float64)) == step).all())
@@ -228,12 +229,12 @@ def _write_features(
         with part.open("wb") as file:
             npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (n, columns.width)})
             for block in source.blocks():
-                found = Notes()
-                encoded = encode_table(source.read(block, done), columns, options, found)
+                block_notes = Notes()
+                encoded = encode_table(source.read(block, done), columns, options, block_notes)
                 assert isinstance(encoded.x, np.ndarray)
                 file.write(np.ascontiguousarray(encoded.x, "<f4").data)
                 done += len(block)
-                for sentence, mentions in found.columns.items():  # once per column
+                for sentence, mentions in block_notes.columns.items():  # once per column
                     for mention in mentions:
                         if (key := (sentence, mention.partition(" (")[0])) not in noted:
                             noted.add(key)

@@ -1,4 +1,4 @@
-"""Columns of a table that are copied to the results about its rows: ids, and what a user asks for."""
+"""Columns of a table that are copied to the results about its rows: ids, and columns that the user names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,23 +19,23 @@ def read_copied_columns(
 ) -> dict[str, list[str]]:
     """The cells of the id columns of a table, and of the columns `keep`, for all rows of a part (None: of every part).
 
-    If no ids are named, these are the columns that are not features (by `encoding`, that of the data set) and differ in
-    (almost) every row. There are none if the data is not a table. Numbers are written as in the file.
+    If `ids` is empty, the id columns are those that are not features (according to `encoding`) and differ in (almost)
+    every row. If the data is not a table, there are none. Numbers are written as in the file.
     """
     path = Path(path)
     asked = [*ids, *keep]
     is_table = is_saved(path) or (path.suffix.lower() in TABLE_SUFFIXES and path.is_file())
     if not is_table or (is_saved(path) and find_image_column(path)):
         if asked:
-            raise UserError(f"--id and --keep copy columns of a table, but {path} is not one; leave them out")
+            raise UserError(f"--id and --keep copy columns of a table, but {path} is not one; omit them")
         return {}
     names, lines, parts = read_table_cells(path)
     if missing := [name for name in asked if name not in names]:
         raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(names)}")
-    rows = [line for line, of in zip(lines, parts, strict=True) if part is None or of == part]
+    rows = [line for line, line_part in zip(lines, parts, strict=True) if part is None or line_part == part]
     columns = {name: [line[j] for line in rows] for j, name in enumerate(names)}
-    found = ids or [name for name in _unused(names, encoding) if _differ(columns[name])]
-    return {name: columns[name] for name in dict.fromkeys([*found, *keep])}
+    ids = ids or [name for name in _unused(names, encoding) if _differ(columns[name])]
+    return {name: columns[name] for name in dict.fromkeys([*ids, *keep])}
 
 
 def _unused(names: Sequence[str], encoding: object) -> list[str]:
@@ -82,10 +82,10 @@ def _read_frame(frame: Any) -> tuple[list[str], list[tuple[str, ...]]]:
 def insert_copied(
     columns: Mapping[str, Any], copied: Mapping[str, Sequence[str]], rows: Iterable[int]
 ) -> dict[str, Any]:
-    """Add the copied cells of these rows after the first column of a table. A name that is taken gets a prefix."""
-    at = list(rows)
+    """Insert the copied cells of these rows after the first column. A name that is taken gets the prefix `data_`."""
+    positions = list(rows)
     added = {
-        (f"data_{name}" if name in columns else name): np.array([cells[i] for i in at], dtype=object)
+        (f"data_{name}" if name in columns else name): np.array([cells[i] for i in positions], dtype=object)
         for name, cells in copied.items()
     }
     first = next(iter(columns))

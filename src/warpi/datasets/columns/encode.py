@@ -26,23 +26,26 @@ from warpi.datasets.columns.choose import Notes, read_days, read_numbers
 from warpi.datasets.columns.raw import Table, Words
 from warpi.datasets.delimited_files import shorten_list
 from warpi.datasets.labels import to_texts
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 
 KINDS = ("number", "category", "date", "text")
 _FILLED = (
-    "cells are missing in {}: a number becomes the median, with a feature that marks it, and a word a category of its "
-    "own; to refuse missing cells: --missing error"
+    "cells are missing in {}: missing numbers become the median, with a feature that marks them, and missing words a "
+    "separate category; to refuse missing cells: --missing error"
 )
-_NEW_GAPS = "cells are missing in {}, but not in the training table: a number becomes its median, a word is unknown"
+_NEW_GAPS = (
+    "cells are missing in {}, but not in the training table: missing numbers become its median, missing words count as "
+    "unknown"
+)
 _BAD_CELLS = "cells that are neither numbers nor dates count as missing: {}; to refuse them: --missing error"
-_UNKNOWN = "values that the training table does not have count as unknown: {}; to refuse them: --unknown error"
+_UNKNOWN = "values that are not in the training table count as unknown: {}; to refuse them: --unknown error"
 
 
 @dataclass(frozen=True)
 class TableOptions:
     """How to read a table."""
 
-    types: tuple[str, ...] = ()  # COLUMN=KIND with a kind of KINDS, instead of the choice by content
+    types: tuple[str, ...] = ()  # COLUMN=KIND, where KIND is one of KINDS; others are chosen by content
     text: tuple[str, ...] = ()  # columns of texts
     missing: str = "fill"  # or 'error'
     unknown: str = "ignore"  # or 'error'
@@ -53,12 +56,12 @@ class TableOptions:
                 raise unknown(f"value of {name!r}:", str(getattr(self, name)), allowed)
 
     def kinds(self) -> dict[str, str]:
-        """The kind of each column that the user has chosen."""
+        """The kinds that the user has chosen, by column."""
         kinds = dict.fromkeys(self.text, "text")
         for entry in self.types:
             name, _, kind = entry.rpartition("=")
             if not name or kind not in KINDS:
-                raise UserError(f"--types takes COLUMN=KIND with a kind of {', '.join(KINDS)}; got {entry!r}")
+                raise UserError(f"--types takes COLUMN=KIND, where KIND is one of {', '.join(KINDS)}; got {entry!r}")
             kinds[name] = kind
         return kinds
 
@@ -72,7 +75,7 @@ class Encoded(NamedTuple):
 
     def pick(self, rows: Sequence[int]) -> Examples:
         """Examples of some of the rows."""
-        all_rows = len(rows) == self.x.shape[0]  # in order, so nothing is copied
+        all_rows = len(rows) == self.x.shape[0]  # they are in order, so nothing is copied
         if isinstance(self.x, np.ndarray):
             return make_features(torch.from_numpy(self.x if all_rows else self.x[rows]), self.columns)
         texts = self.texts if all_rows else {name: [t[k] for k in rows] for name, t in self.texts.items()}
@@ -83,7 +86,7 @@ class Encoded(NamedTuple):
 def encode_table(
     table: Table, columns: Columns, options: TableOptions, notes: Notes, train: Sequence[int] | None = None
 ) -> Encoded:
-    """The features of a table. `train` are the training rows of a first table, which decide scales and precision."""
+    """The features of a table. The training rows `train` of a first table determine scales and precision."""
     reader = _CellReader(table, options, notes, is_first=train is not None)
     blocks = {name: reader.read(name, column) for name, column in columns.features.items()}
     reader.check_gaps()
@@ -103,13 +106,13 @@ def encode_table(
 def _fill_dense(columns: Columns, blocks: dict[str, Any]) -> NDArray[np.floating]:
     n = len(next(iter(blocks.values())))
     x = np.zeros((n, columns.width), dtype=np.float64 if columns.double else np.float32)
-    for name, column, place in columns.blocks():
+    for name, column, part in columns.blocks():
         block = blocks[name]
         if isinstance(column, CategoryColumn):
             rows = np.flatnonzero(block >= 0)
-            x[rows, place.start + block[rows]] = 1
+            x[rows, part.start + block[rows]] = 1
         else:
-            x[:, place] = block
+            x[:, part] = block
     return x
 
 
@@ -138,7 +141,7 @@ class _CellReader:
         self.accepts_unknown = options.unknown == "ignore"
         self.notes = notes
         self.is_first = is_first
-        self.gaps: dict[str, str] = {}  # where cells are missing, by column
+        self.gaps: dict[str, str] = {}  # descriptions of missing cells, by column
 
     def read(self, name: str, column: Column) -> Any:
         """Features [N, width] of numbers, dates and vectors; positions [N] of categories; texts as they are."""
@@ -166,7 +169,7 @@ class _CellReader:
         return words if isinstance(column, TextColumn) else self._categories(name, words, column)
 
     def check_gaps(self) -> None:
-        """Refuse missing cells if the user wants that."""
+        """Raise if cells are missing and the user refuses missing cells."""
         if self.gaps and not self.fills:
             raise UserError(
                 f"{self.table.path}: cells are missing in {shorten_list(self.gaps.values())}; fill them or drop the "
@@ -200,16 +203,16 @@ class _CellReader:
             kinds = (
                 ("dates", "a date") if isinstance(column, DateColumn) else ("finite numbers up to 3.4e38", "numeric")
             )
-            must = f"must hold {kinds[0]}" if self.is_first else f"is {kinds[1]} in the training table"
+            must = f"must contain {kinds[0]}" if self.is_first else f"is {kinds[1]} in the training table"
             more = f" ({n} such cells)" if n > 1 else ""
             raise UserError(
-                f"{self.table.at(row)}: column {name!r} holds {cell!r}, but {must}{more}; fix it or drop the "
+                f"{self.table.at(row)}: column {name!r} contains {cell!r}, but {must}{more}; fix it or drop the "
                 f"row{self.table.or_drop(name)}"
             )
-        self.notes.add(_BAD_CELLS, f"{name!r} ({n} cells, first {self.table.row(row)}: {cell!r})")
+        self.notes.add(_BAD_CELLS, f"{name!r} ({format_count(n, 'cell')}, first {self.table.row(row)}: {cell!r})")
 
     def _note_gaps(self, name: str, gaps: NDArray[np.bool_], known: bool) -> None:
-        """Note missing cells; `known`: the training table has some too."""
+        """Note missing cells. `known` says whether the training table has some, too."""
         if not gaps.any():
             return
         n = int(gaps.sum())
@@ -232,13 +235,13 @@ class _CellReader:
             n = int(words.counts()[[word in new for word in words.words]].sum())
             if not self.accepts_unknown:
                 raise self._unknown_value(name, words, new[0], index, n)
-            self.notes.add(_UNKNOWN, f"{name!r} ({n} rows: {shorten_list(map(repr, new[:5]))})")
+            self.notes.add(_UNKNOWN, f"{name!r} ({format_count(n, 'row')}: {shorten_list(map(repr, new[:5]))})")
         return positions
 
     def _unknown_value(self, name: str, words: Words, word: str, index: dict[str, int], n: int) -> UserError:
         row = int((words.codes == words.words.index(word)).argmax())
         error = unknown(f"value of column {name!r} in {self.table.at(row)}:", word, filter(None, index))
         return UserError(
-            f"{error}; {n} rows have values that the training table does not have: fix them, drop them, or train with "
-            f"rows that have them{self.table.or_drop(name)}"
+            f"{error}; {format_count(n, 'row')} with values that are not in the training table: fix or drop them, or "
+            f"train with rows that have these values{self.table.or_drop(name)}"
         )

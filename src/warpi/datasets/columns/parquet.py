@@ -1,4 +1,4 @@
-"""Read parquet files, within a bound on the memory they may claim."""
+"""Read parquet files, with a limit on the memory that they may use."""
 
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +26,7 @@ def read_parquet(path: Path) -> Any:
 
 
 def index_columns(schema: Any) -> list[Any]:
-    """What pandas has stored about its index; nothing if that cannot be parsed."""
+    """The index columns that pandas has recorded; empty if its metadata cannot be parsed."""
     try:
         index = (schema.pandas_metadata or {}).get("index_columns")
     except (ValueError, AttributeError, RecursionError):
@@ -35,7 +35,7 @@ def index_columns(schema: Any) -> list[Any]:
 
 
 def _read_bounded(path: Path, file: IO[bytes]) -> Any:
-    """Read a parquet file, unless it would need far more memory than its size: repeated values are stored once."""
+    """Read a parquet file. Raises if it needs far more memory than its size; repeated values are stored once."""
     reader, schema = open_parquet(path, file)
     return spell_out(path, reader.read(), schema).replace_schema_metadata(schema.metadata)
 
@@ -54,7 +54,7 @@ def open_parquet(path: Path, file: IO[bytes]) -> tuple[Any, Any]:
 
 
 def spell_out(path: Path, frame: Any, schema: Any) -> Any:
-    """Replace codes by texts, unless a short text is repeated until it fills the memory."""
+    """Replace codes by texts. Raises if repeated texts would fill the memory."""
     import pyarrow as pa
     from pyarrow import compute, types
 

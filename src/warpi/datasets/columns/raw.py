@@ -1,4 +1,4 @@
-"""Read the columns of .csv, .tsv and .parquet files and of folders of texts, without a list of all cells."""
+"""Read the columns of .csv, .tsv and .parquet files and of folders of texts. Repeated texts are stored once."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ _CHUNK = 10_000  # rows that are converted together
 
 
 class Words(NamedTuple):
-    """The cells of a text column, each distinct text once."""
+    """The cells of a text column. Each distinct text is stored once."""
 
     codes: NDArray[np.int32]  # [N] positions in `words`
     words: list[str]  # '' is a missing cell
@@ -73,18 +73,20 @@ class LabelCollector:
             CodedLabels(tuple(raw.words), raw.codes.astype(np.int64)) if isinstance(raw, Words) else CodedLabels.of(raw)
         )
         used, codes = np.unique(coded.codes, return_inverse=True)  # a name without rows is not a class
-        places = [self.index.setdefault(coded.texts[k], len(self.index)) for k in used.tolist()]
-        self.parts.append(np.array(places, np.int32)[codes])
+        positions = [self.index.setdefault(coded.texts[k], len(self.index)) for k in used.tolist()]
+        self.parts.append(np.array(positions, np.int32)[codes])
 
     def finish(self) -> CodedLabels:
         return CodedLabels(tuple(normalize_labels(self.index)), np.concatenate(self.parts).astype(np.int64))
 
 
 class Table(NamedTuple):
+    """The columns of a table as they were read, and where its rows are."""
+
     path: Path
     label: str
     names: list[str]  # of all columns
-    columns: dict[str, Raw]  # less those to drop
+    columns: dict[str, Raw]  # without dropped ones
     lines: NDArray[np.int32] | None  # on which each row ends; None: not a text file
     new: bool  # whether the rows are to be predicted, so that the columns are fixed
     files: tuple[str, ...] | None = None  # of a folder of texts
@@ -118,7 +120,7 @@ def read_columns(
     *,
     new: bool = False,
 ) -> Table:
-    """Read the columns of a file. Those that hold labels, categories or texts are read as text."""
+    """Read the columns of a file. Labels, categories and texts are read as text."""
     if path.is_dir() and not is_saved(path):
         return _read_text_folder(path, label, new)
     table = Table(path, label, [], {}, None, new)
@@ -134,7 +136,7 @@ def read_columns(
 
 
 def texts_of(label: str, first: Columns | None, kinds: Mapping[str, str]) -> set[str]:
-    """The columns that are read as text: labels, and those that the first table or the user does not see as numbers."""
+    """The columns to read as text: labels, and columns that are not numbers in the first table or by choice."""
     features = first.features if first else {}
     known_texts = {name for name, column in features.items() if not isinstance(column, NumberColumn)}
     as_text = {label, *LABEL_COLUMNS, *GIVEN, *known_texts, *(name for name in kinds if kinds[name] != "number")}
@@ -148,10 +150,10 @@ def plan_columns(
     table.names.extend(check_column_names(table.path, names))
     for name in table.names:
         if name.lower() in LABEL_COLUMNS and name not in (*LABEL_COLUMNS, table.label, *drop):
-            meaning = f"column {name!r} looks like {name.lower()!r}, which has a meaning"
+            meaning = f"column {name!r} looks like {name.lower()!r}, which has a special meaning"
             raise UserError(f"{table.path}: {meaning}; rename it{table.or_drop(name)}")
-    places = range(len(table.names))
-    return {j for j in places if table.names[j] in drop}, {j for j in places if table.names[j] in as_text}
+    positions = range(len(table.names))
+    return {j for j in positions if table.names[j] in drop}, {j for j in positions if table.names[j] in as_text}
 
 
 def _read_frame(table: Table, plan: Callable[[Iterable[object]], tuple[set[int], set[int]]], frame: Any) -> Table:
@@ -191,7 +193,7 @@ def read_arrow(table: Table, name: str, column: Any) -> Raw:
         column = column.cast(pa.string())
     elif not (types.is_string(kind) or types.is_large_string(kind)):
         raise UserError(
-            f"{table.path}: column {name!r} holds values of type {kind}; convert it to numbers, text or "
+            f"{table.path}: column {name!r} contains values of type {kind}; convert it to numbers, text or "
             f"true/false, or delete it{table.or_drop(name)}"
         )
     column = compute.fill_null(compute.utf8_trim_whitespace(column), "").dictionary_encode().combine_chunks()
@@ -213,9 +215,9 @@ def _read_vectors(table: Table, name: str, column: Any) -> NDArray[Any]:
         or not known[0]
         or not (types.is_integer(inner) or types.is_floating(inner))
     ):
-        found = f"of {known.min()} to {known.max()} values" if len(known) else "that are all missing"
+        sizes = f"of {known.min()} to {known.max()} values" if len(known) else "that are all missing"
         raise UserError(
-            f"{table.path}: column {name!r} holds lists {found} of type {inner}; a vector needs the same number of "
+            f"{table.path}: column {name!r} contains lists {sizes} of type {inner}; a vector needs the same number of "
             f"numbers in every row; delete it{table.or_drop(name)}"
         )
     is_single = inner in (pa.float16(), pa.float32())
@@ -230,7 +232,7 @@ def _read_vectors(table: Table, name: str, column: Any) -> NDArray[Any]:
 
 
 def is_text_folder(path: Path) -> bool:
-    """Whether a folder holds texts: the first of its folders that has images or .txt files has .txt files only."""
+    """Whether a folder contains texts: its first folder with images or .txt files has .txt files only."""
     for _, folders, files in os.walk(path):
         folders.sort()
         endings = {os.path.splitext(file)[1].lower() for file in files}
@@ -347,7 +349,7 @@ class _TextBuilder:
 
 
 class _Positions(dict[str, int]):
-    """The position of each text, in the order in which they were asked for."""
+    """Numbers texts in the order of their first lookup."""
 
     def __missing__(self, text: str) -> int:
         self[text] = position = len(self)

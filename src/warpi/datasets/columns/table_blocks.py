@@ -25,8 +25,8 @@ from warpi.datasets.tables import no_column
 from warpi.errors import MALFORMED_ERRORS, UserError, blame_file, first_line
 from warpi.utils.files import read_json
 
-ROWS = 65_536  # that are converted together
-_CSV_BYTES = 2**24  # that are parsed together
+ROWS = 65_536  # rows converted together
+_CSV_BYTES = 2**24  # bytes parsed together
 
 
 class TableBlocks:
@@ -41,21 +41,21 @@ class TableBlocks:
         self.kinds = kinds
         self.files = _list_files(path)
         self.declares_types = self.files[0].suffix.lower() in (".parquet", ".arrow")
-        self.class_names: dict[str, list[str]] = {}  # of columns that hold their numbers
+        self.class_names: dict[str, list[str]] = {}  # of columns that contain positions of classes
         self.separator = ","
         self.header_line = 0
         table = Table(path, label, [], {}, None, first is not None)
-        _, places = plan_columns(table, self.drop, texts_of(label, first, kinds), self._names())
+        _, positions = plan_columns(table, self.drop, texts_of(label, first, kinds), self._names())
         self.names = table.names
-        self.as_text = {table.names[j] for j in places}
+        self.as_text = {table.names[j] for j in positions}
         for name in ("split", *GIVEN):
             if name in self.names and name not in self.drop:
-                raise UserError(f"{path}: column {name!r} is not converted; write a file per split, or drop it")
-        lacking = [name for name in (*drop, *kinds) if name not in self.names]
+                raise UserError(f"{path}: column {name!r} cannot be converted; write one file per split, or drop it")
+        missing = [name for name in (*drop, *kinds) if name not in self.names]
         if label not in self.names and first is None:
-            lacking.append(label)
-        if lacking:
-            raise no_column(lacking[0], table, "--label, --drop and --types take some of these")
+            missing.append(label)
+        if missing:
+            raise no_column(missing[0], table, "--label, --drop and --types take some of these")
 
     def _names(self) -> list[str]:
         if self.declares_types:
@@ -68,13 +68,13 @@ class TableBlocks:
         self.header_line, names = next(iterate_rows(self.path, self.separator), (0, []))
         if not names:
             raise UserError(NEEDS_ROWS.format(self.path))
-        with reading(self.path), self.path.open("rb") as file:  # pyarrow takes the rest of the file as one cell
+        with reading(self.path), self.path.open("rb") as file:  # pyarrow would read the rest of the file as one cell
             if sum(part.count(b'"') for part in iter(lambda: file.read(_CSV_BYTES), b"")) % 2:
                 raise UserError(f"{self.path}: an odd number of quotes; is one left open?")
         return names
 
     def _open(self, path: Path, file: IO[bytes], names: list[str] | None = None) -> tuple[Any, Iterator[Any]]:
-        """The schema of a file with declared types, and its columns in tables of some rows."""
+        """The schema of a file with declared types, and its columns in blocks of rows."""
         import pyarrow as pa
 
         if path.suffix.lower() == ".parquet":
@@ -130,9 +130,8 @@ class TableBlocks:
         if name in self.class_names and not isinstance(raw, Words):
             numbers = np.where(np.isnan(raw), -1, raw) if raw.dtype.kind == "f" else raw.astype(np.int64)
             if len(numbers) and not -1 <= numbers.min() <= numbers.max() < len(self.class_names[name]):
-                raise ValueError(
-                    f"column {name!r} holds numbers that are not those of its {len(self.class_names[name])} classes"
-                )
+                n_classes = len(self.class_names[name])
+                raise ValueError(f"column {name!r} contains numbers that are not positions of its {n_classes} classes")
             return Words(numbers.astype(np.int32) + 1, ["", *self.class_names[name]])
         return raw
 
@@ -149,7 +148,7 @@ def _read_cells(table: Table, name: str, column: Any, as_text: set[str]) -> Raw:
             numbers = compute.if_else(gap, None, cells).cast(pa.float64())
             return np.asarray(numbers.to_numpy())
         except pa.ArrowInvalid:
-            pass  # it holds words
+            pass  # it contains words
     return read_arrow(table, name, column)
 
 
@@ -159,7 +158,7 @@ def _checked(table: Any) -> Any:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """The files of a table. A folder holds one split of a data set, as parquet or as `datasets` saves it to disk."""
+    """The files of a table. A folder contains one split of a data set, as parquet or as `datasets` saves it to disk."""
     if not path.is_dir():
         check_suffix(path, TABLE_SUFFIXES)
         return [path]
@@ -173,12 +172,12 @@ def _list_files(path: Path) -> list[Path]:
     if files := sorted(path.glob("*.parquet")):
         return files
     below = sorted(entry.name for entry in path.iterdir() if (entry / "state.json").is_file())
-    advice = f"give one of its splits, such as {path / below[0]}" if below else "give a table, or a folder of .parquet"
-    raise UserError(f"{path} holds no rows of a table; {advice}")
+    advice = f"pass one of its splits, such as {path / below[0]}" if below else "pass a table or a folder of .parquet"
+    raise UserError(f"{path} contains no table; {advice}")
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """The names of the classes of each column, which `datasets` stores next to the columns."""
+    """The names of the classes of each column, from the metadata that `datasets` stores."""
     if b"huggingface" not in metadata:
         return {}
     features = json.loads(metadata[b"huggingface"])["info"]["features"]

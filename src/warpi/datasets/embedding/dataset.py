@@ -49,7 +49,7 @@ class _Vectors:
         self.hashes = hashes  # [n, 32]
 
     def examples(self, part: str | None = None) -> tuple[Embedded, NDArray[np.int64]]:
-        """The vectors of one part (None: of all), and the rows of the source that they belong to."""
+        """The vectors of one part (None: of all), and their rows in the source."""
         listed = self.listed
         of_part = range(len(listed.inputs)) if part is None else listed.rows_of(part)
         first, last = np.searchsorted(self.rows, (of_part.start, of_part.stop)).tolist()
@@ -68,28 +68,28 @@ def read_features(path: Path, like: Dataset | None = None) -> Dataset:
     vectors = _read_vectors(FeatureFolder(path))
     if like is not None:
         if not isinstance(like.examples, Embedded):
-            raise UserError(f"{path} holds features, but {like.name} does not; embed both, or neither")
+            raise UserError(f"{path} contains features, but {like.name} does not; embed both, or neither")
         _check_same_embedder(vectors.embedder, like.examples.embedder, path)
         vectors.listed = list_with_classes(vectors.listed, like.classes, str(path))
     return _make_dataset(vectors)
 
 
 def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
-    """Embed a second, small set of images or texts as the first one was: trusted examples, for example.
+    """Embed a second, small set of images or texts, such as trusted examples, in the same way as the first.
 
-    An image or text that the first set also has keeps its vector. If this holds for all, no embedder is needed.
+    Images and texts that are also in the first set keep their vectors. If all are, no embedder is needed.
     """
     first = like.examples
     assert isinstance(first, Embedded)
     if first.embedder["kind"] == "images" and is_saved(Path(data)):
         command = f"warpi embed hf:{data} --with {first.embedder['name']} --out FOLDER"
-        raise UserError(f"{data} is a Hugging Face data set; embed it too ({command}) and give that folder")
+        raise UserError(f"{data} is a Hugging Face data set; embed it too ({command}) and pass that folder")
     columns = {name: first.embedder.get(name) for name in ("label", "text")}
     given = {name: value for name, value in options.items() if value is not None}
     listed = list_source(data, classes=like.classes, like=like, **{**columns, **given})
     kind = first.embedder["kind"]
     if listed.kind != kind:
-        raise UserError(f"{data} holds {listed.kind}, but the features were made from {kind}; give {kind}")
+        raise UserError(f"{data} contains {listed.kind}, but the features were made from {kind}; pass {kind}")
     known = _by_hash(first)
     digests = [_digest(listed, row) for row in range(len(listed.inputs))]
     rows = [row for row, digest in enumerate(digests) if digest in known]
@@ -106,7 +106,7 @@ def embed_second(data: str, like: Dataset, **options: Any) -> Dataset:
 
 
 def read_new_vectors(data: str, settings: Mapping[str, Any], first: Embedded, classes: tuple[str, ...]) -> NewInputs:
-    """Vectors to predict: a folder of features, or images or texts, which are embedded as those of the run were."""
+    """Read vectors to predict: a folder of features, or images or texts, which are embedded like those of the run."""
     path = Path(data)
     if is_features(path):
         vectors = _read_vectors(FeatureFolder(path))
@@ -151,7 +151,7 @@ def _read_vectors(folder: FeatureFolder) -> _Vectors:
 
 
 def _open_joined(folder: FeatureFolder, shards: list[Records], manifest: Mapping[str, Any]) -> RawRows:
-    """The vectors of all shards in one file, which is written when they are read for the first time."""
+    """The vectors of all shards in one file, which is written the first time they are read."""
     path = folder.path / f"vectors-{sha256(*(shard['sha256'] for shard in manifest['shards']))[:16]}.npy"
     shape = (sum(map(len, shards)), manifest["dimensions"])
     if not path.is_file():
@@ -199,7 +199,7 @@ def _open_same(embedder: Mapping[str, Any], device: torch.device, data: str) -> 
     if name.startswith("python:"):
         raise UserError(
             f"the features were computed by a Python object, {name.removeprefix('python:')}, which cannot be loaded by "
-            f"its name; embed {data} with it (warpi.embed) and give the folder of features"
+            f"its name; embed {data} with it (warpi.embed) and pass the folder of features"
         )
     model = open_embedder(name, embedder["kind"], device, embedder["image_size"])
     if model.sha256 != embedder["sha256"]:

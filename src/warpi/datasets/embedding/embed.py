@@ -41,12 +41,12 @@ BATCH = 64  # images or texts per call of an embedder
 
 
 class EmbedResult(NamedTuple):
-    """What `embed` has done."""
+    """The result of `embed`."""
 
     path: Path
     rows: int  # rows with a vector
     dimensions: int
-    computed: int  # rows that this call computed; the others were there before
+    computed: int  # rows that this call computed; the others existed before
 
 
 def embed(
@@ -68,8 +68,8 @@ def embed(
     `source` is a folder of images or .txt files with one folder per class, a list of images, a table with a column
     of texts, or `hf:FOLDER`, a Hugging Face data set with a column of images or texts. `embedder` is a name such as
     `timm:resnet50`, a network, or a function from a batch of images [B, 3, S, S] (or a list of texts) to vectors
-    [B, D]. `root`, `label` and `text` are the folder of listed images and the columns of a table. A file holds
-    `shard_rows` vectors. If the folder `out` holds a part of the same features, only the rest is computed.
+    [B, D]. `root` is the folder of listed images; `label` and `text` are columns of a table. A file contains
+    `shard_rows` vectors. If the folder `out` already contains a part of the same features, only the rest is computed.
     """
     path = Path(out)
     where = pick_device(device)
@@ -104,8 +104,8 @@ def embed_in_memory(
         parts.append(records)
         progress.add(len(batch))
     progress.close()
-    found = _join(parts, listed)
-    return found["row"].copy(), torch.from_numpy(found["vector"].copy())
+    joined = _join(parts, listed)
+    return joined["row"].copy(), torch.from_numpy(joined["vector"].copy())
 
 
 def _plain_path(source: Path | str) -> str:
@@ -121,7 +121,7 @@ def _check_out(path: Path, source: str) -> None:
     known = [IMAGES] if (path / IMAGES / LIST).is_file() else []  # an interrupted call has written them
     others = [e.name for e in path.iterdir() if e.name[0] != "." and e.name not in known] if path.is_dir() else []
     if others and not is_features(path):
-        raise UserError(f"the folder {path} holds other files; choose a new or empty one for --out")
+        raise UserError(f"the folder {path} contains other files; choose a new or empty one for --out")
     if path.exists() and not path.is_dir():
         raise UserError(f"--out {path} is a file; choose a folder")
 
@@ -190,13 +190,13 @@ def _check_same(stored: dict[str, Any], now: dict[str, Any], path: Path) -> None
     }
     if stored["embedder"] != now["embedder"]:
         raise UserError(
-            f"{path} holds features by {_describe(stored['embedder'])}, not by {_describe(now['embedder'])}; "
+            f"{path} contains features by {_describe(stored['embedder'])}, not by {_describe(now['embedder'])}; "
             "choose another --out"
         )
     for name, what in words.items():
         if stored[name] != now[name]:
             raise UserError(
-                f"{path} holds features of {stored['source']}, but {what} has changed; choose another --out"
+                f"{path} contains features of {stored['source']}, but {what} has changed; choose another --out"
             )
 
 
@@ -206,21 +206,21 @@ def _describe(embedder: dict[str, Any]) -> str:
 
 
 def _batches_left(rows: range, size: int, started: Records | None) -> list[NDArray[np.int64]]:
-    """The batches of a shard that are not computed yet. They begin at the same rows whenever a process was killed."""
+    """The batches of a shard that are not computed yet. They begin at the same rows, whenever a process was killed."""
     first = rows.start
     if started is not None and len(started):
         done = int(started["row"][-1]) + 1 - first
         first += -(-done // size) * size
-    return [np.arange(at, min(at + size, rows.stop)) for at in range(first, rows.stop, size)]
+    return [np.arange(start, min(start + size, rows.stop)) for start in range(first, rows.stop, size)]
 
 
 def _join(parts: Sequence[Records | None], listed: Source) -> Records:
-    found = [records for records in parts if records is not None]
-    if not found:
+    known = [records for records in parts if records is not None]
+    if not known:
         raise UserError(f"none of the {listed.kind} can be read")
-    if len({records.dtype for records in found}) > 1:
-        raise UserError("the embedder returned vectors of different lengths; they must all have the same")
-    joined: Records = np.concatenate(found)
+    if len({records.dtype for records in known}) > 1:
+        raise UserError("the embedder returned vectors of different lengths; they must all have the same length")
+    joined: Records = np.concatenate(known)
     return joined
 
 

@@ -39,7 +39,7 @@ class Embedder:
     std: tuple[float, ...] = IMAGENET_STD
 
     def identity(self) -> dict[str, Any]:
-        """What decides the vectors, as plain values."""
+        """What determines the vectors, as plain values."""
         return {"name": self.name, "kind": self.kind, "sha256": self.sha256, "image_size": self.image_size}
 
 
@@ -50,7 +50,7 @@ Build = Callable[[str, str, torch.device], Embedder]
 def open_embedder(
     name: "str | nn.Module | Callable[..., Any]", kind: str, device: torch.device, image_size: int | None = None
 ) -> Embedder:
-    """Load an embedder by name, or use a network or function. `image_size` replaces the side that it prefers."""
+    """Load an embedder by name, or use a network or function. `image_size` replaces its default side."""
     if not isinstance(name, str):
         embedder = _from_object(name, kind, device)
     else:
@@ -60,7 +60,7 @@ def open_embedder(
         if BUILDERS[family].needs_name != bool(rest) and family != "pixels":
             raise UserError(f"unknown embedder {name!r}; write {BUILDERS[family].example}")
         if kind not in BUILDERS[family].kinds:
-            raise UserError(f"{family} embeds {' or '.join(BUILDERS[family].kinds)}, but the data holds {kind}")
+            raise UserError(f"{family} embeds {' or '.join(BUILDERS[family].kinds)}, but the data contains {kind}")
         embedder = BUILDERS[family].build(rest, kind, device)
     if kind == "images" and image_size is not None:
         embedder = Embedder(**{**vars(embedder), "image_size": image_size})
@@ -91,7 +91,9 @@ def _fetch(what: str, get: Callable[[], Any]) -> Any:
     try:
         return get()
     except _NETWORK_ERRORS as e:
-        raise UserError(f"cannot load {what}: {first_line(e)}; check the name, and that its weights are here") from e
+        raise UserError(
+            f"cannot load {what}: {first_line(e)}; check the name, and that the weights are on this machine"
+        ) from e
 
 
 def _prepare(net: nn.Module, device: torch.device) -> Any:
@@ -132,7 +134,7 @@ def _torchvision(name: str, kind: str, device: torch.device) -> Embedder:
 
 
 def remove_last_layer(net: nn.Module) -> None:
-    """Replace the linear layer that computes the scores of the classes in a network of torchvision.
+    """Replace the linear layer that computes the scores of the classes in a network from torchvision.
 
     Layers before it in the head stay: some heads begin with a normalization or with pooling.
     """
@@ -140,7 +142,7 @@ def remove_last_layer(net: nn.Module) -> None:
     if name is None:
         return
     head = getattr(net, name)
-    layers = [place for place, layer in head.named_children() if isinstance(layer, nn.Linear)]
+    layers = [child for child, layer in head.named_children() if isinstance(layer, nn.Linear)]
     if layers:
         setattr(head, layers[-1], nn.Identity())
     else:
@@ -254,12 +256,12 @@ def _pixels(side: str, kind: str, device: torch.device) -> Embedder:  # noqa: AR
     return Embedder(name, kind, digest, lambda x: x.flatten(1), int(side or 16), 1.0, (0.0,) * 3, (1.0,) * 3)
 
 
-def _module(place: str, kind: str, device: torch.device) -> Embedder:
-    """An object of a user's file, which is executed."""
-    file, _, attribute = place.rpartition(":")
+def _module(location: str, kind: str, device: torch.device) -> Embedder:
+    """An object from a user's file, which is executed."""
+    file, _, attribute = location.rpartition(":")
     path = Path(file).absolute()
     if not file or not path.is_file():
-        raise UserError(f"unknown embedder 'module:{place}'; write module:FILE.py:NAME with a file that exists")
+        raise UserError(f"unknown embedder 'module:{location}'; write module:FILE.py:NAME with a file that exists")
     spec = importlib.util.spec_from_file_location(f"warpi_embedder_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -267,20 +269,20 @@ def _module(place: str, kind: str, device: torch.device) -> Embedder:
     spec.loader.exec_module(module)
     if not hasattr(module, attribute):
         raise UserError(f"{file} does not define {attribute!r}; write module:FILE.py:NAME")
-    found = getattr(module, attribute)
-    embedder = _from_object(found() if isinstance(found, type) else found, kind, device)
+    value = getattr(module, attribute)
+    embedder = _from_object(value() if isinstance(value, type) else value, kind, device)
     digest = hashlib.sha256(path.read_bytes() + embedder.sha256.encode()).hexdigest()
     return Embedder(**{**vars(embedder), "name": f"module:{path}:{attribute}", "sha256": digest})
 
 
-def _from_object(found: "nn.Module | Callable[..., Any]", kind: str, device: torch.device) -> Embedder:
+def _from_object(model: "nn.Module | Callable[..., Any]", kind: str, device: torch.device) -> Embedder:
     """A network or function from Python. Its attributes image_size, crop, mean and std are used if it has them."""
-    if not callable(found):
-        raise UserError(f"an embedder must be a name, a network or a function, got {type(found).__name__}")
-    described = found if hasattr(found, "__qualname__") else type(found)
+    if not callable(model):
+        raise UserError(f"an embedder must be a name, a network or a function, got {type(model).__name__}")
+    described = model if hasattr(model, "__qualname__") else type(model)
     name = f"python:{described.__module__}.{described.__qualname__}"
-    if isinstance(found, nn.Module):
-        digest = hash_weights(_prepare(found, device))
+    if isinstance(model, nn.Module):
+        digest = hash_weights(_prepare(model, device))
     else:
         try:
             code = inspect.getsource(described)
@@ -288,9 +290,9 @@ def _from_object(found: "nn.Module | Callable[..., Any]", kind: str, device: tor
             code = name
         digest = hashlib.sha256(code.encode()).hexdigest()
     settings: Mapping[str, Any] = {
-        key: getattr(found, key) for key in ("image_size", "crop", "mean", "std") if hasattr(found, key)
+        key: getattr(model, key) for key in ("image_size", "crop", "mean", "std") if hasattr(model, key)
     }
-    return Embedder(**{"name": name, "kind": kind, "sha256": digest, "compute": found, "image_size": 224, **settings})
+    return Embedder(**{"name": name, "kind": kind, "sha256": digest, "compute": model, "image_size": 224, **settings})
 
 
 @dataclass(frozen=True)

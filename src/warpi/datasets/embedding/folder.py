@@ -42,7 +42,7 @@ def make_records(rows: NDArray[np.int64], hashes: list[bytes], vectors: NDArray[
     bad = ~np.isfinite(half).all(1)
     if bad.any():
         row = int(rows[bad.argmax()])
-        raise UserError(f"the vector of row {row} holds numbers that are not finite in float16; use another embedder")
+        raise UserError(f"the vector of row {row} is not finite in float16; use another embedder")
     records: Records = np.empty(
         len(rows), [("row", "<i8"), ("sha256", "u1", (32,)), ("vector", "<f2", (vectors.shape[1],))]
     )
@@ -80,7 +80,7 @@ class FeatureFolder:
 
     def write_start(self, manifest: Mapping[str, Any], rows: bytes) -> None:
         """Write the list of rows and an incomplete manifest."""
-        write_json(self.path / MANIFEST, {**manifest, "complete": False})  # first, since it marks the folder as ours
+        write_json(self.path / MANIFEST, {**manifest, "complete": False})  # first, because it marks the folder as ours
         write_atomically(self.path / ROWS, rows)
 
     def write_end(self, manifest: Mapping[str, Any]) -> None:
@@ -153,6 +153,6 @@ def n_shards(manifest: Mapping[str, Any]) -> int:
 
 
 def rows_of_shard(k: int, manifest: Mapping[str, Any]) -> range:
-    """The rows that a shard holds if all of them can be read."""
+    """The rows that a shard contains if all of them can be read."""
     size = manifest["shard_rows"]
     return range(k * size, min((k + 1) * size, manifest["n_rows"]))

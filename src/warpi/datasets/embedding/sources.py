@@ -1,4 +1,4 @@
-"""What can be embedded: image files and texts, with their labels, as the readers of data sets find them."""
+"""List the image files or texts to embed, with their labels."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
 _FACTS = ("clean", "trusted", "given", "meta_given", "before_audit")
-_FIRST_SIDE = 8  # pixels: any side, since the images are only listed
+_ANY_SIDE = 8  # pixels; the value does not matter, because the images are only listed
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Source:
 
     name: str
     kind: str  # "images" or "texts"
-    root: str | None  # folder in which the paths of images start
+    root: str | None  # the folder that the paths of images are relative to
     inputs: tuple[str, ...]  # [N] paths or texts
     parts: Mapping[str, int]  # number of rows of each part, in order
     classes: tuple[str, ...] = ()
@@ -105,27 +105,27 @@ def list_source(
     path = Path(data)
     if data in DATASETS:
         if not DATASETS[data].resizable:
-            raise UserError(f"{data} is not made of image files; give a folder of images, or a table with texts")
-        return _from_images(DATASETS[data].load(root, _FIRST_SIDE, in_memory=False))
+            raise UserError(f"{data} does not consist of image files; pass a folder of images or a table with texts")
+        return _from_images(DATASETS[data].load(root, _ANY_SIDE, in_memory=False))
     if not path.exists():
-        raise UserError(f"there is no file or folder {data!r}; give images or texts to embed")
+        raise UserError(f"there is no file or folder {data!r}; pass images or texts to embed")
     if is_saved(path):
         return _from_table(path, text or "text", label or "label", classes)
     if path.is_dir() and not _has_texts(path):
-        return _from_images(read_folder(path, size=_FIRST_SIDE, classes=classes, in_memory=False, like=like))
+        return _from_images(read_folder(path, size=_ANY_SIDE, classes=classes, in_memory=False, like=like))
     if path.is_dir():
         return _from_text_folder(path, classes)
     if path.suffix.lower() not in TABLE_SUFFIXES:
         kinds = "a folder of images or .txt files, a .csv, .tsv or .parquet file, or hf:FOLDER"
-        raise UserError(f"cannot embed {path}; give {kinds}")
+        raise UserError(f"cannot embed {path}; pass {kinds}")
     if text is None and is_manifest(path):
         options: dict[str, Any] = {"root": root, "label": label, "classes": classes, "in_memory": False, "like": like}
-        return _from_images(read_manifest(path, size=_FIRST_SIDE, **options))
+        return _from_images(read_manifest(path, size=_ANY_SIDE, **options))
     return _from_table(path, text or "text", label or "label", classes)
 
 
 def list_with_classes(source: Source, classes: tuple[str, ...], data: str) -> Source:
-    """A second set with the classes of the first, such as trusted examples."""
+    """A second set, such as trusted examples, with the classes of the first."""
     for name in source.classes:
         if name not in classes:
             raise UserError(f"{unknown(f'class in {data}:', name, classes)}; a new class needs training rows")
@@ -149,7 +149,7 @@ def list_new(
     if kind == "images":
         if is_saved(path):
             path, label = extract_images(path, scratch, label, overwrite=True, new=True), None
-        new = read_new_images(path, _FIRST_SIDE, classes, root=root, label=label)
+        new = read_new_images(path, _ANY_SIDE, classes, root=root, label=label)
         assert isinstance(new.examples, FileExamples)
         assert new.paths is not None
         labels = {name: tuple(y.tolist()) for name, y in new.labels.items()}
@@ -158,7 +158,7 @@ def list_new(
     if path.is_dir() and not is_saved(path):
         files = sorted(_find_texts(path))
         if not files:
-            raise UserError(f"{path} holds no .txt files")
+            raise UserError(f"{path} contains no .txt files")
         texts = tuple(_read_text(path / file) for file in files)
         return Source(path.name, kind, None, texts, {"train": len(texts)}, classes)
     columns = _read_columns(path)
@@ -201,24 +201,24 @@ def _from_images(dataset: Dataset) -> Source:
 
 
 def _from_table(path: Path, text: str, label: str, classes: tuple[str, ...] | None) -> Source:
-    """The texts and labels of a table; the column of texts is called `text`."""
+    """The texts and labels of a table, whose column of texts is called `text`."""
     columns = _read_columns(path)
     texts = _column(columns, text, path, "--text COLUMN")
     _column(columns, label, path, "--label COLUMN")
     cells = {name: normalize_labels(columns[name]) for name in (label, *LABEL_FACTS) if name in columns}
-    found = read_label_columns(
+    labels = read_label_columns(
         cells, label, path, lambda row: f"{path}, row {row}", classes=classes, blank_split="train"
     )
-    order = {part: found.rows[part] for part in PARTS if part in found.rows}
-    facts = found.facts()
+    order = {part: labels.rows[part] for part in PARTS if part in labels.rows}
+    facts = labels.facts()
     return Source(
         path.stem,
         "texts",
         None,
         tuple(texts[i] for rows in order.values() for i in rows),
         {part: len(rows) for part, rows in order.items()},
-        found.classes,
-        tuple(k for part in order for k in found.labels(part).tolist()),
+        labels.classes,
+        tuple(k for part in order for k in labels.labels(part).tolist()),
         {name: tuple(facts[name].tolist()) for name in _FACTS if facts.get(name) is not None},
         facts["test_is_clean"],
     )
@@ -242,7 +242,7 @@ def _column(columns: Mapping[str, list[str]], name: str, path: Path, flag: str) 
 
 
 def _has_texts(path: Path) -> bool:
-    """Whether a folder holds more .txt files than other files."""
+    """Whether a folder contains more .txt files than other files."""
     counts = Counter(Path(name).suffix.lower() for _, _, names in os.walk(path) for name in names if name[0] != ".")
     return counts[".txt"] > sum(counts.values()) / 2
 
@@ -256,13 +256,13 @@ def _find_texts(path: Path) -> list[str]:
 
 
 def _from_text_folder(path: Path, classes: tuple[str, ...] | None) -> Source:
-    """The .txt files of a folder with one folder per class, or with train, test and trusted that hold such folders."""
+    """The .txt files of a folder with one folder per class, or with such folders in train, test and trusted."""
     names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     folders = {part: path / part for part in PARTS if part in names} if "train" in names else {"train": path}
     files = {part: sorted(_find_texts(folder)) for part, folder in folders.items()}
     classes = classes or tuple(sorted({Path(file).parts[0] for file in files["train"] if os.sep in file}))
     if len(classes) < 2:
-        raise UserError(f"{folders['train']} must hold at least two folders of .txt files, one per class")
+        raise UserError(f"{folders['train']} must contain at least two folders of .txt files, one per class")
     texts: list[str] = []
     y: list[int] = []
     for part, folder in folders.items():
@@ -272,7 +272,7 @@ def _from_text_folder(path: Path, classes: tuple[str, ...] | None) -> Source:
                 raise unknown(f"class ({folder / file}):", name, classes)
             texts.append(_read_text(folder / file))
             y.append(classes.index(name))
-    counts = {part: len(found) for part, found in files.items()}
+    counts = {part: len(listed) for part, listed in files.items()}
     return Source(path.resolve().name, "texts", None, tuple(texts), counts, classes, tuple(y))
 
 

@@ -1,1 +1,1 @@
-"""Hugging Face data sets."""
+"""Read Hugging Face data sets from disk."""

@@ -1,4 +1,4 @@
-"""The images of a Hugging Face data set as files, with a list of them that other readers know."""
+"""Write the images of a Hugging Face data set to files, with a list of images that other readers accept."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,9 +25,9 @@ _SUFFIXES = {
 def extract_images(data: Path, folder: Path, label: str | None, *, overwrite: bool, new: bool = False) -> Path:
     """Write the images of a data set to files, and list them with their labels; return the list.
 
-    Each file has the number of its row as its name. The labels, whatever their column is called, are in the column
-    `label` of the list; `new` rows need none. The list is written first: it marks the folder as one of these. Unless
-    `overwrite`, files that are there must have the same content.
+    The name of a file is the number of its row. The labels, whatever their column is called, are in the column `label`
+    of the list; `new` rows need none. The list is written first, because it marks the folder as written by this
+    function. Unless `overwrite` is set, existing files must have the same content.
     """
     splits = open_splits(data)
     names = column_names(splits)
@@ -69,6 +69,6 @@ def _write(path: Path, content: bytes, overwrite: bool) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     if not overwrite:
-        raise UserError(f"{path} is not what the data set holds now; choose another --out")
+        raise UserError(f"{path} differs from the data set as it is now; choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)

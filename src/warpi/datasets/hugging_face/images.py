@@ -1,4 +1,4 @@
-"""Hugging Face data sets with a column of images: square images of one size in memory."""
+"""Read Hugging Face data sets with a column of images, as square images of one size in memory."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from warpi.datasets.label_columns import LABEL_FACTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.errors import UserError, first_line
 
-_SAMPLE = 100  # images whose size is looked at
+_SAMPLE = 100  # images whose size is read
 
 
 def read_saved_images(
@@ -44,7 +44,9 @@ def read_saved_images(
     first = like.examples if like is not None else None
     if first is not None:
         if not isinstance(first, TensorExamples) or len(first.shape) != 3 or first.shape[0] != 3:
-            raise UserError(f"{where} holds color images, but {like and like.name} does not; give both in one format")
+            raise UserError(
+                f"{where} contains color images, but {like and like.name} does not; use one format for both"
+            )
         size = first.shape[-1]
     pictures = [each for split in splits.values() for each in _pictures(split, column)]
     size = _usual_size(pictures, where) if size is None else size
@@ -87,11 +89,13 @@ def _pictures(split: Any, column: str | None) -> list[dict[str, Any]]:
 
 
 def open_picture(picture: Mapping[str, Any] | None, at: str) -> str | io.BytesIO:
+    """The path or the content of an image. `at` is its row in error messages."""
     if picture is not None and picture.get("bytes") is not None:
         return io.BytesIO(picture["bytes"])
     path = (picture or {}).get("path")
     if not path or not Path(path).is_file():
-        raise UserError(f"{at}: the image is {path or 'missing'}, which is not a file; nothing is downloaded")
+        reason = f"{path} is not a file" if path else "the image is missing"
+        raise UserError(f"{at}: {reason}; nothing is downloaded")
     return str(path)
 
 

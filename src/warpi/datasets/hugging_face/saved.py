@@ -1,4 +1,4 @@
-"""Hugging Face data sets, from disk: folders that `save_to_disk` wrote, and folders of parquet files.
+"""Hugging Face data sets on disk: folders that `save_to_disk` wrote, and folders of parquet files.
 
 Nothing is downloaded and no code of a data set is executed. A data set with a column of images becomes images in
 memory (`images`); every other one is a table.
@@ -21,20 +21,20 @@ _HELD_OUT = ("validation", "valid", "val", "dev")  # used for testing if there i
 
 
 def plain_path(data: str) -> str:
-    """The path in `hf:PATH`, which must hold a Hugging Face data set; any other text as it is."""
+    """The path in `hf:PATH`, which must contain a Hugging Face data set. Other texts are returned unchanged."""
     if not data.startswith(PREFIX):
         return data
     path = data.removeprefix(PREFIX)
     if not is_saved(Path(path)):
         raise UserError(
-            f"{data}: there is no folder {path} that `save_to_disk` wrote or that holds parquet files; nothing is "
+            f"{data}: there is no folder {path} that `save_to_disk` wrote or that contains parquet files; nothing is "
             "downloaded: load the data set once and save it with dataset.save_to_disk(FOLDER)"
         )
     return path
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a folder was written by `save_to_disk`, or holds parquet files."""
+    """Whether a folder was written by `save_to_disk`, or contains parquet files."""
     if not path.is_dir():
         return False
     with reading(path):
@@ -47,7 +47,7 @@ def _parquet_files(path: Path) -> list[Path]:
 
 
 def is_dataset(value: object) -> bool:
-    """Whether a value is a Dataset or DatasetDict of the package `datasets`, which need not be imported."""
+    """Whether a value is a Dataset or DatasetDict of the package `datasets`. Does not import it."""
     return any(f"{kind.__module__}.{kind.__name__}".startswith("datasets.") for kind in type(value).__mro__)
 
 
@@ -63,7 +63,7 @@ def open_splits(data: Path | Any) -> dict[str, Any]:
     if held_out and "test" not in splits:
         names[held_out.pop(0)] = "test"
     if held_out:
-        warn_once(f"{where}: the split {', '.join(held_out)} is not used")
+        warn_once(f"{where}: not used: {', '.join(f'split {name}' for name in held_out)}")
     unknown = sorted(splits.keys() - names.keys() - {*held_out})
     if unknown or "train" not in splits:
         raise UserError(
@@ -84,12 +84,10 @@ def _load(path: Path) -> Any:
     try:
         with reading(path):
             if files := _parquet_files(path):
-                found: dict[str, list[Any]] = {}
+                parts: dict[str, list[Any]] = {}
                 for file in files:
-                    found.setdefault(_split_of(file, path), []).append(read_parquet(file))
-                parts = {
-                    name: [datasets.Dataset(InMemoryTable(frame)) for frame in frames] for name, frames in found.items()
-                }
+                    frame = read_parquet(file)
+                    parts.setdefault(_split_of(file, path), []).append(datasets.Dataset(InMemoryTable(frame)))
                 return {name: datasets.concatenate_datasets(part) for name, part in parts.items()}
             return datasets.load_from_disk(str(path))
     except UserError:
@@ -119,16 +117,16 @@ def find_image_column(data: Path | Any, drop: Sequence[str] = ()) -> str | None:
 def image_column_of(splits: Mapping[str, Any], drop: Sequence[str] = ()) -> str | None:
     """The column of images of opened splits, if there is one."""
     features = splits["train"].features
-    found = [name for name, kind in features.items() if type(kind).__name__ == "Image" and name not in drop]
-    if len(found) > 1:
-        raise UserError(f"the data set has the image columns {', '.join(found)}; choose one: --drop {found[1]}")
-    return found[0] if found else None
+    names = [name for name, kind in features.items() if type(kind).__name__ == "Image" and name not in drop]
+    if len(names) > 1:
+        raise UserError(f"the data set has the image columns {', '.join(names)}; drop all but one: --drop {names[1]}")
+    return names[0] if names else None
 
 
 def read_saved_table(data: Path | Any, *, simple_only: bool = False) -> Any:
-    """All rows as a pyarrow table. Classes are names, and a column `split` tells the part if there are several.
+    """All rows as a pyarrow table. Classes are names. If there are several parts, the column `split` contains them.
 
-    With `simple_only`, columns of images, lists and other nested values are left out.
+    With `simple_only`, columns of images, lists and other nested values are omitted.
     """
     import pyarrow as pa
 
@@ -167,7 +165,7 @@ def to_cells(values: Sequence[object]) -> list[str]:
 
 
 def read_labels(data: Any) -> tuple[list[str], tuple[str, ...] | None]:
-    """The column `label` of a Dataset in memory as names, and the classes in its order, if it has one."""
+    """The column `label` of a Dataset in memory as names, and the classes in order if the data set defines them."""
     split = open_splits(data)["train"]
     if "label" not in split.features:
         raise UserError(f"the data set has no column 'label'; columns: {', '.join(split.features)}")
@@ -177,7 +175,7 @@ def read_labels(data: Any) -> tuple[list[str], tuple[str, ...] | None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Context manager: `datasets` shows no progress bars."""
+    """Context manager: hide the progress bars of `datasets`."""
     import datasets
 
     were_off = datasets.are_progress_bars_disabled()
@@ -190,7 +188,7 @@ def without_bars() -> Iterator[None]:
 
 
 def store_objects(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings in which a Dataset or DatasetDict is replaced by the path of a copy in `folder`."""
+    """Save each Dataset or DatasetDict among the settings in `folder`; return the settings with its path instead."""
     stored = dict(settings)
     for name, target in (("data", "data"), ("meta_data", "trusted")):
         if is_dataset(stored.get(name)):
