@@ -223,7 +223,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.json", "7", "T must be a list of lists, got 7"),
         ("T.json", "{}", "has no 'T', the transition matrix; write a list"),
         ("T.json", '{"T": null, "classes": ["cat"]}', "has no 'T'"),
-        ("T.json", "[[1, 0], [1]]", "row 2 of T has 1 numbers, but the first has 2"),
+        ("T.json", "[[1, 0], [1]]", "row 2 of T has 1 number, but the first has 2"),
         ("T.json", '[["1", 0], [0, 1]]', "row 1 of T, column 1 must be a number, got '1'"),
         ("T.json", "[[1, true], [0, 1]]", "row 1 of T, column 2 must be a number, got True"),
         ("T.json", f"[[1{'0' * 400}]]", "must be a number"),
@@ -232,14 +232,18 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         (
             "T.json",
             "[[1, 0], [0, 1]]",
-            "T is 2 x 2, but the data has 3 classes; give 3 x 3 probabilities, one row per ",
+            "T is 2 x 2, but the data has 3 classes; it must be 3 x 3, with one row per ",
         ),
-        ("T.json", '{"classes": ["cat"], "T": [[1, 0], [0, 1]]}', r"one name per row of T, got \['cat'\], T is 2 x 2"),
-        ("T.json", '{"classes": "cat", "T": [[1, 0, 0]]}', "one name per row of T, got 'cat', T is 1 x 3"),
+        (
+            "T.json",
+            '{"classes": ["cat"], "T": [[1, 0], [0, 1]]}',
+            r"one name per row of T; got \['cat'\], and T is 2 x 2",
+        ),
+        ("T.json", '{"classes": "cat", "T": [[1, 0, 0]]}', "one name per row of T; got 'cat', and T is 1 x 3"),
         ("T.json", '{"classes": [null], "T": [[1]]}', "one name per row of T"),
         ("T.json", '{"classes": ["cat", "dgo", "eel"], "T": [[1], [1], [1]]}', r"class in .*'dgo'; did you mean 'dog'"),
         ("T.json", '{"classes": ["cat", "cat", "eel"], "T": [[1], [1], [1]]}', "the class 'cat' is named twice"),
-        ("T.json", '{"classes": ["cat", "eel"], "T": [[1, 0], [0, 1]]}', "the class 'dog' of the data is missing"),
+        ("T.json", '{"classes": ["cat", "eel"], "T": [[1, 0], [0, 1]]}', "class 'dog' occurs in the data but not in"),
         ("T.json", '{"classes": ["eel", "dog", "cat"], "T": [[1], [1], [1]]}', "T is 3 x 1"),
         (
             "T.json",
@@ -250,11 +254,15 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
         ("T.json", changed(0, 0, 60), r"row 1 \('cat'\), column 1 \('cat'\) is 60; a probability"),
         ("T.json", changed(2, 0, 0.250002), r"row 3 \('eel'\) sums to 1\.000002, not to 1 \(within 1e-06\)"),
         ("T.json", changed(2, 0, 0.24), r"sums to 0\.99, .*; divide each row by its sum, or write more digits"),
-        ("T.json", json.dumps([*map(list, zip(*GOOD, strict=True))]), r"row 1 \('cat'\) sums to 0\.85, .*: transpose"),
+        (
+            "T.json",
+            json.dumps([*map(list, zip(*GOOD, strict=True))]),
+            r"row 1 \('cat'\) sums to 0\.85, .*, so transpose",
+        ),
         ("T.csv", "", "at least one row"),
         ("T.csv", "0.6,0.4,0\n0,0.7\n", "line 2 has 2 cells, the first has 3"),
         ("T.csv", "0,6;0,4;0\n0;0,7;0,3\n0,25;0;0,75\n", "row 1 of T, column 1 must be a number, got '0,7'"),
-        ("T.csv", "0.6 0.4 0\n0 0.7 0.3\n0.25 0 0.75\n", "has one cell per line; put commas between"),
+        ("T.csv", "0.6 0.4 0\n0 0.7 0.3\n0.25 0 0.75\n", "has one cell per line; separate the numbers"),
         ("T.csv", "cat,dog,eel\n0.6,0.4,0\n0,0.7,0.3\n0.25,0,0.75\n", "has 3 rows and 2 columns, not counting"),
         ("T.csv", "cat,0.6,0.4,0\ndog,0,0.7,0.3\neel,0.25,0,0.75\n", "has 2 rows and 3 columns, not counting"),
         ("T.csv", "0.6,0.4,0\n0,x,0.3\n0.25,0,0.75\n", "row 2 of T, column 2 must be a number, got 'x'"),
@@ -267,7 +275,7 @@ def test_classes_that_are_numbers(tmp_path: Path) -> None:
             ",cat,dog,eel\ncat,1,0,0\ndog,0,1,0\nal,0,0,1\n",
             r"unknown class in .*T\.csv: 'al'; allowed: cat, dog",
         ),
-        ("T.csv", ",eel,dog\ndog,0.5,0.4\neel,0,1\n", "'cat' of the data is missing; give one row and one column per"),
+        ("T.csv", ",eel,dog\ndog,0.5,0.4\neel,0,1\n", "'cat' occurs in the data but not in the matrix; add a row"),
         ("T.csv", ",eel,dog,cat\ndog,0.5,0.4,0\neel,1,0,0\ncat,0,0,1\n", r"row 1 \('dog'\) sums to 0\.9,"),
         ("T.npy", "[[1, 0], [0, 1]]", "not a readable file of plain arrays"),
     ],
@@ -286,9 +294,9 @@ def test_invalid_files(name: str, text: str | None, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([["a"]]), r"holds <U1 \[1, 1\], but must hold one array \[K, K\] of numbers"),
-        (np.eye(3, dtype=complex), "holds complex128"),
-        (np.ones(3), r"holds float64 \[3\]"),
+        (np.array([["a"]]), r"must contain one array \[K, K\] of numbers, got <U1 \[1, 1\]"),
+        (np.eye(3, dtype=complex), "got complex128"),
+        (np.ones(3), r"got float64 \[3\]"),
         (np.eye(4), "T is 4 x 4, but the data has 3"),
         (np.array([[None]]), "plain arrays|pickle"),
     ],
@@ -302,7 +310,7 @@ def test_invalid_arrays(array: np.ndarray, message: str, tmp_path: Path) -> None
 def test_several_arrays_are_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "T.npz", T=np.eye(3))
     (tmp_path / "T.npz").rename(tmp_path / "T.npy")
-    with pytest.raises(UserError, match="holds several arrays"):
+    with pytest.raises(UserError, match="got several arrays"):
         read_matrix(tmp_path / "T.npy", CLASSES)
 
 

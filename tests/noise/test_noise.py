@@ -489,9 +489,7 @@ def test_given_label_sets_and_files(tmp_path) -> None:  # type: ignore[no-untype
         Noise.parse("given:random2").apply(made, seeded())
     with pytest.raises(UserError, match="has no label sets"):
         Noise.parse("given:random1").apply(data(), seeded())
-    with pytest.raises(
-        UserError, match="'cifar10' has no label sets; put the CIFAR-N files into its folder, or give a"
-    ):
+    with pytest.raises(UserError, match="'cifar10' has no label sets; put the CIFAR-N files into its folder, or use a"):
         Noise.parse("given:worst").check(data(name="cifar10"))
     for good in ("given", "given:worst", "flip:0.4"):
         Noise.parse(good).check(made)

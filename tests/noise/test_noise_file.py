@@ -117,11 +117,11 @@ def changed(**new: Any) -> Callable[[dict[str, Any]], None]:
         (changed(labels=[2, 0, 1, 3]), True, "row 3 has label 3, but labels must be in 0..2"),
         (changed(labels=[2, 0, 1, -1]), True, "row 3 has label -1"),
         (changed(labels=[2, 0, 1]), True, "3,. labels for 4 examples"),
-        (changed(rows=[0, 1, 2], labels=[2, 0, 1]), True, "has 3 rows, but must name each of the 4 rows"),
-        (changed(rows=[0, 1, 2, 2]), True, "must name each"),
+        (changed(rows=[0, 1, 2], labels=[2, 0, 1]), True, "has 3 rows, but must list each of the 4 rows"),
+        (changed(rows=[0, 1, 2, 2]), True, "must list each"),
         (changed(rows=[], labels=[]), True, "has 0 rows"),
-        (changed(replaced=[-1, -2, -1, -1]), True, "'replaced' must hold"),
-        (changed(replaced=[-1]), True, "'replaced' must hold"),
+        (changed(replaced=[-1, -2, -1, -1]), True, "'replaced' must contain"),
+        (changed(replaced=[-1]), True, "'replaced' must contain"),
         (changed(labels=[2, 0, 1, 1.0]), False, "'labels' must be a list of integers"),
         (changed(labels=[2, 0, 1, True]), False, "'labels' must be a list of integers"),
         (changed(labels=[2, 0, 1, 2**70]), False, "'labels' must be a list of integers"),
@@ -360,5 +360,5 @@ def test_custom_labels(tmp_path: Path) -> None:
     assert truth.noise_hash == hash_labels((made.y + 1) % 3)
     with pytest.raises(UserError, match=r"own\.json: got \(5,\) labels for 6 examples"):
         write_noise_file(tmp_path / "own.json", data=made, noise="own", seed=0, labels=NoisyLabels(y[:5], T))
-    with pytest.raises(UserError, match="n_classes is missing; give it, or the data set itself"):
+    with pytest.raises(UserError, match="n_classes is missing; pass it, or pass the data set itself"):
         write_noise_file(tmp_path / "own.json", data="x", noise="own", seed=0, labels=NoisyLabels(y, T))

@@ -1,4 +1,4 @@
-"""Label noise: its kinds, how it is written, and files of noisy labels."""
+"""Label noise: kinds of noise, how they are written, and files of noisy labels."""
 
 from warpi.utils.lazy_imports import lazy_names
 

@@ -30,7 +30,7 @@ class NoisyLabels(NamedTuple):
     T: Tensor | None  # [K, K] float64
     replaced: Tensor | None = None  # [N] int64, open_set: row of the other set whose input replaces this one, -1: kept
     before_audit: Tensor | None = None  # [N] int64 labels that an audit replaced, -1 for other rows
-    dropped: Tensor = torch.zeros(0, dtype=torch.int64)  # [M] rows that are not used: a person kept a copy of them
+    dropped: Tensor = torch.zeros(0, dtype=torch.int64)  # [M] rows that are not used, because a person kept a copy
     unchecked: Tensor | None = None  # [N] int64 labels that checked rows would have without their check, -1 unknown
 
 
@@ -58,7 +58,7 @@ def flip(y: Tensor, n_classes: int, rate: float, generator: Generator, map_seed:
     """With probability r, class i becomes j(i), one other class; several classes may share a j.
 
     Excludes the true class, so the fraction of wrong labels is r. The map is that of the code of GLC, MW-Net and WarPI:
-    numpy's legacy generator with seed 1 makes, class by class, one choice among the others in ascending order; for
+    for each class, numpy's legacy generator with seed 1 chooses one of the others, which are in ascending order. For
     K = 10 the map is 6 9 6 0 0 1 8 6 2 4. WarPI's paper calls this "asymmetric".
     """
     check_rate("flip", n_classes, rate, least=2)

@@ -22,15 +22,15 @@ FORMAT = "warpi-noise/1"
 
 
 def hash_labels(y: Tensor, replaced: Tensor | None = None) -> str:
-    """The sha256 in reports and noise files: of rows 0..N-1, labels and replaced, as little-endian int64."""
+    """SHA-256 of the rows 0..N-1, the labels and `replaced` as little-endian int64, as in reports and noise files."""
     return _hash(torch.arange(len(y)), y, replaced)
 
 
 def hash_inputs(dataset: Dataset) -> dict[str, str]:
-    """Hashes that identify the rows of a data set and their order, independent of how it is read.
+    """Hashes that identify the rows of a data set and their order, no matter how it is read.
 
-    For image files, of their paths below their common folder; for a table, of each column (numbers as float32, else
-    the words); otherwise of the stored inputs.
+    For image files, this is a hash of their paths below their common folder; for a table, one hash per column (of
+    numbers as float32, or of words); otherwise a hash of the stored inputs.
     """
     if dataset.files:
         paths = dataset.files.paths
@@ -42,12 +42,12 @@ def hash_inputs(dataset: Dataset) -> dict[str, str]:
         return {"x": examples.digest()}
     x = examples.x.cpu().numpy()
     hashes: dict[str, str] = {}
-    for name, column, place in columns.blocks():
+    for name, column, part in columns.blocks():
         if isinstance(column, CategoryColumn):
             words = (*column.categories, "\1other")
-            hashes[name] = sha256("\0".join(words[k] for k in x[:, place].argmax(1)))
+            hashes[name] = sha256("\0".join(words[k] for k in x[:, part].argmax(1)))
         else:
-            hashes[name] = sha256(x[:, place].astype("<f4").tobytes())
+            hashes[name] = sha256(x[:, part].astype("<f4").tobytes())
     return hashes
 
 
@@ -68,7 +68,7 @@ def write_noise_file(
     source: dict[str, Any] = {"data": data, "n_classes": n_classes}
     if isinstance(data, str):
         if n_classes is None:
-            raise UserError(f"noise file {path}: n_classes is missing; give it, or the data set itself as data")
+            raise UserError(f"noise file {path}: n_classes is missing; pass it, or pass the data set itself as data")
     else:
         check_labels(labels.y, len(data.y), data.n_classes, f"labels for the noise file {path}")
         source = {"data": data.name, "n_classes": data.n_classes, "classes": data.classes, "inputs": hash_inputs(data)}
@@ -110,15 +110,15 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     labels = _integers(path, content, "labels")
     replaced = _integers(path, content, "replaced") if "replaced" in content else None
     if content.get("sha256") != _hash(rows, labels, replaced):
-        raise UserError(f"noise file {path}: the checksum does not match: the file was changed; get it again")
+        raise UserError(f"noise file {path} was changed: its checksum does not match; copy or create it again")
     n = len(dataset.examples)
     if not torch.equal(rows.sort().values, torch.arange(n)):
-        raise UserError(f"noise file {path}: has {len(rows)} rows, but must name each of the {n} rows of the data once")
+        raise UserError(f"noise file {path} has {len(rows)} rows, but must list each of the {n} rows of the data once")
     check_labels(labels, n, dataset.n_classes, f"noise file {path}")
     order = rows.argsort()
     if replaced is not None:
         if len(replaced) != n or bool((replaced < -1).any()):
-            raise UserError(f"noise file {path}: 'replaced' must hold, per row, a row of the other set or -1")
+            raise UserError(f"noise file {path}: 'replaced' must contain, per row, a row of the other set or -1")
         replaced = replaced[order]
     T = content.get("T")
     if T is not None:
@@ -126,7 +126,7 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     before, unchecked = (_some_labels(path, content, name, dataset, order) for name in ("before_audit", "unchecked"))
     dropped = _integers(path, {"dropped": [], **content}, "dropped")
     if bool(((dropped < 0) | (dropped >= n)).any()):
-        raise UserError(f"noise file {path}: 'dropped' must hold rows of the data, from 0 to {n - 1}")
+        raise UserError(f"noise file {path}: 'dropped' must contain rows of the data, from 0 to {n - 1}")
     return NoisyLabels(labels[order], T, replaced, before, dropped, unchecked)
 
 
@@ -142,13 +142,13 @@ def _some_labels(
 
 
 def read_noise_name(path: Path | str) -> str:
-    """The noise that a file was made with, as it was written then."""
+    """The description of the noise in a file, such as `pair:0.4`."""
     return str(_load(path).get("noise"))
 
 
 def _load(path: Path | str) -> dict[str, Any]:
     with reading(f"the noise file {path}"):
-        content = read_json(Path(path), "make a noise file with: warpi corrupt")
+        content = read_json(Path(path), "create a noise file with: warpi corrupt")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else None
         raise UserError(f"noise file {path}: the format must be {FORMAT!r}, got {stored!r}")

@@ -47,7 +47,7 @@ class Noise:
     kind: str
     rate: float | None = None  # None for `given` and `matrix`
     source: str | None = None  # `given`: a label set or noise file, None for unchanged labels; `matrix`: a file
-    options: tuple[tuple[str, int | str], ...] = ()  # sorted, without options at their defaults
+    options: tuple[tuple[str, int | str], ...] = ()  # sorted, without those that have their default value
 
     @classmethod
     def parse(cls, text: str) -> "Noise":
@@ -125,7 +125,7 @@ class Noise:
         if self.file is None:
             if not dataset.label_sets:
                 advice = "put the CIFAR-N files into its folder, or " if dataset.name.startswith("cifar") else ""
-                raise UserError(f"{dataset.name!r} has no label sets; {advice}give a noise file *.json or only 'given'")
+                raise UserError(f"{dataset.name!r} has no label sets; {advice}use a noise file *.json, or only 'given'")
             if self.source not in dataset.label_sets:
                 raise unknown(f"label set of {dataset.name}", self.source, dataset.label_sets)
             return kinds.given(dataset.label_sets[self.source], dataset.n_classes, dataset.clean)
@@ -136,7 +136,7 @@ class Noise:
             if last >= n_other:
                 raise UserError(
                     f"noise file {self.source} uses row {last} of the other data set, which has only {n_other} rows; "
-                    "give the data set that the noise file was made with"
+                    "use the data set with which the noise file was made"
                 )
         return labels
 
@@ -160,7 +160,7 @@ def _parse_options(kind: str, settings: Iterable[str]) -> tuple[tuple[str, int |
         if name not in defaults:
             raise unknown(f"option of noise {kind!r}", name, defaults)
         if name in options or not text:
-            raise UserError(f"noise {kind!r}: give option {name!r} once and with a value, as {name}=VALUE")
+            raise UserError(f"noise {kind!r}: set option {name!r} once and with a value, as {name}=VALUE")
         if name == "scale" and text not in kinds.SCALES:
             raise unknown("scale of instance noise", text, kinds.SCALES)
         if name == "map_seed" and not (text.isascii() and text.isdigit() and int(text) < 2**32):
