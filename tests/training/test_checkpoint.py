@@ -299,7 +299,7 @@ class TestDamage:
         damaged = bytearray(file.read_bytes())
         damaged[-3] ^= 1
         file.write_bytes(damaged)
-        with pytest.raises(UserError, match="damaged: checksum mismatch; delete it to start again"):
+        with pytest.raises(UserError, match="damaged: checksum mismatch; delete it to start from the beginning"):
             checkpoint.load(file)
 
     def test_a_truncated_file(self, file: Path) -> None:
@@ -392,7 +392,9 @@ class TestPrevious:
 
     def test_the_advice_does_not_suggest_the_damaged_file(self, file: Path) -> None:
         previous(file).write_bytes(b"damaged")
-        with pytest.raises(UserError, match=r"\.previous is not a complete checkpoint .*; delete it to start again"):
+        with pytest.raises(
+            UserError, match=r"\.previous is not a complete checkpoint .*; delete it to start from the beginning"
+        ):
             checkpoint.load(file)
 
     def test_nothing_there(self, file: Path) -> None:

@@ -362,19 +362,23 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
 @pytest.mark.parametrize(
     ("dataset", "settings", "words"),
     [
-        (LOPSIDED, {"meta": 12, "test": 0.0}, "class 'class 1' has 3 examples .* 12 need 4 of it"),
-        (LOPSIDED, {"meta": 2}, "2 trusted examples cannot cover 3 classes; ask for at least 3"),
+        (
+            LOPSIDED,
+            {"meta": 12, "test": 0.0},
+            "cannot draw 12 balanced .* class 'class 1' needs 4 but has only 3 candidates",
+        ),
+        (LOPSIDED, {"meta": 2}, "2 trusted examples cannot cover 3 classes; set --meta to at least 3"),
         (LOPSIDED, {"meta": -1}, "-1 trusted examples"),
         (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not; .*--trusted"),
-        (made([40, 40, 0]), {}, "1 of 3 classes have no example among the training rows: 'class 2'"),
-        (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "no example among the training rows: 'class 1'"),
+        (made([40, 40, 0]), {}, "1 of 3 classes without an example in the training rows: 'class 2'"),
+        (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "without an example in the training rows: 'class 1'"),
         (UNKNOWN, {"val": 1.0}, r"val must be a fraction of the rows in \[0, 1\), got 1.0"),
         (UNKNOWN, {"val": -0.1}, "val must be a fraction"),
         (UNKNOWN, {"test": 25}, "test must be a fraction .* got 25"),
         (UNKNOWN, {"test": float("nan")}, "test must be a fraction"),
         (UNKNOWN, {"limit": 0}, "limit must be at least 1, got 0"),
         (UNKNOWN, {"limit": -5}, "limit must be at least 1"),
-        (UNKNOWN, {"limit": 1}, "classes have no example"),
+        (UNKNOWN, {"limit": 1}, "classes without an example"),
         (UNKNOWN, {"noise": "flop:0.1"}, "did you mean 'flip'"),
         (UNKNOWN, {"meta_data": made([9, 9], name="second")}, "second have classes .*'class 1'"),
         (
@@ -384,9 +388,9 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
                     made([9, 9, 9]), examples=TensorExamples(torch.zeros(27, 4), UNKNOWN.examples.scale)
                 )
             },  # type: ignore[attr-defined]
-            r"inputs of shape \(4,\), the data has \(3,\)",
+            r"inputs of shape \(4,\), but the data has \(3,\)",
         ),
-        (replace(UNKNOWN, trusted=torch.arange(120) < 0), {"meta": 3}, "has 0 examples that could be trusted"),
+        (replace(UNKNOWN, trusted=torch.arange(120) < 0), {"meta": 3}, "needs 1 but has only 0 candidates"),
     ],
 )
 def test_mistakes(dataset: Dataset, settings: dict[str, Any], words: str) -> None:
@@ -506,5 +510,5 @@ def test_corrected_labels_apply_to_test_rows_without_known_truth() -> None:
 
 def test_methods_may_ask_for_a_trusted_example_of_every_class() -> None:
     task, _ = make_task(made([40, 40, 40], meta=NO_MIDDLE))
-    with pytest.raises(UserError, match=r"1 of 3 classes have no example among the trusted .*'class 1'"):
+    with pytest.raises(UserError, match=r"1 of 3 classes without an example in the trusted .*'class 1'"):
         check_trusted_classes(task)

@@ -1,6 +1,6 @@
 """The exact one-step meta gradient, without differentiating through the network twice.
 
-Meta-parameters phi shape the loss L(z; phi) on the logits z = F(x; theta) of a noisy batch. They are judged by the loss
+Meta-parameters phi shape the loss L(z; phi) on the logits z = F(x; theta) of a noisy batch. The meta loss is the loss
 of the classifier on trusted examples after one step:
 
     theta_hat(phi) = theta - alpha J^T u(phi)        u = dL/dz, J = dz/dtheta                       the virtual step
@@ -70,7 +70,7 @@ def bilevel_step(
     meta = method.meta_loader.draw() if trusted is None and uses_trusted else trusted
     method.optimizer.zero_grad()  # free the gradients of the last step
 
-    def judge(z: Tensor) -> Tensor:
+    def loss_on_trusted(z: Tensor) -> Tensor:
         assert meta is not None
         return meta_loss(z, meta.y)
 
@@ -78,7 +78,7 @@ def bilevel_step(
         grads = noisy.done.vjp(u.detach())
         if trusted_weight:
             assert meta is not None
-            torch._foreach_add_(grads, _trusted_gradient(noisy.done, meta.x, judge), alpha=trusted_weight)
+            torch._foreach_add_(grads, _trusted_gradient(noisy.done, meta.x, loss_on_trusted), alpha=trusted_weight)
         step_along(method, grads)
         return value.detach()
 
@@ -98,13 +98,13 @@ def bilevel_step(
     if real_first:
         value, u = _differentiate(loss, noisy.z)
         take_real_step(value, u)
-        judged, g = _gradient_at(noisy.done, dict(method.net.named_parameters()), meta.x, judge)
+        meta_value, g = _gradient_at(noisy.done, dict(method.net.named_parameters()), meta.x, loss_on_trusted)
         _add_gradient(phi, u, -alpha * noisy.done.jvp(g))
         meta_optimizer.step()
-        return {"loss": value.detach(), "meta_loss": judged}
-    judged = meta_gradient(noisy, loss, meta.x, judge, phi, alpha)
+        return {"loss": value.detach(), "meta_loss": meta_value}
+    meta_value = meta_gradient(noisy, loss, meta.x, loss_on_trusted, phi, alpha)
     meta_optimizer.step()
-    return {"loss": descend_new_loss(), "meta_loss": judged}
+    return {"loss": descend_new_loss(), "meta_loss": meta_value}
 
 
 def _trusted_gradient(done: Pass, x: Tensor, loss: LogitLoss) -> list[Tensor]:
@@ -125,7 +125,7 @@ def _differentiate(loss: LogitLoss | WithGradient, z: Tensor) -> tuple[Tensor, T
 
 
 def _check_trusted(method: Method) -> None:
-    """Raise if the class does not declare that it needs trusted data: lists of methods would be wrong."""
+    """Raise if the class does not declare that it needs trusted data, because lists of methods would be wrong."""
     if not method.needs_meta:
         name = type(method).__name__
         raise UserError(f"{name} takes a meta step but does not declare it; add `needs_meta = True` (a ClassVar) to it")
@@ -136,7 +136,7 @@ def batch_gradient(
 ) -> tuple[Tensor, Tensor]:
     """d L_meta / d phi and L_meta for a phi that is created for each batch.
 
-    phi either is `shared` by all ranks or belongs to the examples of this rank.
+    phi is either `shared` by all ranks or belongs to the examples of this rank.
     """
     _check_trusted(method)
     if method.recipe.meta_every > 1 or method.recipe.meta_order == "real":
@@ -145,9 +145,9 @@ def batch_gradient(
         )
     meta = method.meta_loader.draw()
     method.optimizer.zero_grad()  # free the gradients of the last step
-    judged = meta_gradient(noisy, loss, meta.x, lambda z: mean_cross_entropy(z, meta.y), [phi], alpha, shared=shared)
+    value = meta_gradient(noisy, loss, meta.x, lambda z: mean_cross_entropy(z, meta.y), [phi], alpha, shared=shared)
     assert phi.grad is not None
-    return phi.grad, judged
+    return phi.grad, value
 
 
 def meta_gradient(

@@ -1,7 +1,7 @@
 """Checkpoints: one file, written atomically and checked by a hash. Nothing in it is unpickled.
 
-Tensors are stored in the safetensors format, everything else as JSON in its header. The header also holds a SHA-256 of
-both, because neither torch nor safetensors detects a flipped bit.
+Tensors are stored in the safetensors format, everything else as JSON in its header. The header also contains a SHA-256
+of both, because neither torch nor safetensors detects a flipped bit.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ def restore(obj: object, stored: dict[str, Any]) -> None:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint. The last one is kept next to it as `NAME.previous`."""
+    """Write a checkpoint. The one before is kept next to it as `NAME.previous`."""
     write_atomically(path, pack(state, FORMAT), keep=_previous(path))
 
 
 def pack(state: dict[str, Any], form: str) -> bytes:
-    """Encode a state as the content of a file with that format."""
+    """Encode a state as the content of a file with the format `form`."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
     header = {"format": form, "state": tree, "sha256": _digest(tree, tensors)}
@@ -87,12 +87,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     previous = _previous(path)
     path = newest(path)
     has_other = path != previous and previous.exists()
-    advice = f"delete it to resume from {previous.name}" if has_other else "delete it to start again"
+    advice = f"delete it to resume from {previous.name}" if has_other else "delete it to start from the beginning"
     return unpack(path, FORMAT, advice, device)
 
 
 def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read the state from a file with that format. Error messages end with the advice."""
+    """Read the state from a file with the format `form`. Error messages end with the advice."""
     what = form.partition("/")[0].removeprefix("warpi-")
     check_regular(path)
     try:
@@ -140,7 +140,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
             return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
     if callable(getattr(value, "state_dict", None)):
         return _encode(dict(value.state_dict()), tensors)
-    raise TypeError(f"cannot store a {type(value).__name__} in a checkpoint; give it state_dict and load_state_dict")
+    raise TypeError(f"cannot store a {type(value).__name__} in a checkpoint; define its state_dict and load_state_dict")
 
 
 def _decode(tree: Any, tensors: dict[str, Tensor], device: torch.device | str = "cpu") -> Any:
@@ -168,11 +168,11 @@ def restore_into(value: Any, stored: Any) -> Any:
         if stored.numel() == value.get_state().numel():
             value.set_state(stored)
         else:  # generators of GPUs and CPUs have different states
-            log.warning("the run resumes on a different kind of device: its random numbers start again from the seed")
+            log.warning("the run resumes on a different kind of device, so its random numbers restart from the seed")
         return value
     if isinstance(value, Tensor) and isinstance(stored, Tensor):
         if not value.requires_grad:
-            return stored.to(value.device)  # not in place: it may be a tensor of the task
+            return stored.to(value.device)  # not in place, because it may be a tensor of the task
         with torch.no_grad():
             return value.copy_(stored)  # an optimizer refers to it
     if isinstance(value, torch.optim.Optimizer):

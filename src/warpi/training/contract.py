@@ -1,4 +1,4 @@
-"""Check that a method keeps the contract of `Method`, on small generated data. For methods outside of warpi.
+"""Check that a method keeps the contract of `Method`, on small generated data. Meant for methods outside warpi.
 
 A method passes if it trains, predicts probabilities, depends on its seed only, resumes exactly, and states what it
 needs.
@@ -99,7 +99,7 @@ def _check_help(method: Method) -> None:
         if len(f.metadata.get("help", "").split()) < 3:
             raise _Failed(f"{f.name} has no help text; write {f.name}: ... = setting(default, 'what it does')")
         if not isinstance(getattr(method, f.name), str | int | float | bool | tuple | None):
-            raise _Failed(f"{f.name} must be a number, a text, a bool, a tuple or None, to be a flag")
+            raise _Failed(f"{f.name} must be a number, text, bool, tuple or None, because it becomes a flag")
 
 
 def _check_training(method: Method) -> None:
@@ -127,7 +127,7 @@ def _check_prediction(method: Method) -> None:
     if p.shape != (len(x), task.n_classes):
         raise _Failed(f"predict returned the shape {tuple(p.shape)} for {len(x)} rows and {task.n_classes} classes")
     if p.requires_grad:
-        raise _Failed("predict returned a tensor that requires a gradient; put @torch.no_grad() above it")
+        raise _Failed("predict returned a tensor that requires a gradient; decorate it with @torch.no_grad()")
     if not (bool((p >= 0).all()) and torch.allclose(p.sum(1), torch.ones(len(x)), atol=1e-4)):
         raise _Failed("predict returned rows that are not probabilities; end it with .softmax(dim=1)")
     if not torch.equal(run.method.predict(x), p):
@@ -204,7 +204,7 @@ def _check_without_trusted(method: Method) -> None:
 
 
 def _check_tiny(method: Method) -> None:
-    """Data with four training rows either trains or is refused by a clear error."""
+    """Four training rows either train or are refused with a `UserError`."""
     x = torch.arange(16.0).reshape(8, 2) % 5
     y = torch.arange(8) % 2
     data = Dataset("tiny", TensorExamples(x, _UNSCALED), y, ("a", "b"), clean=y)
@@ -317,17 +317,17 @@ def _data_of(task: Task) -> list[Tensor]:
 
 
 def _locate(error: Exception, method: Method) -> str:
-    """The message of an error, after the last line of the method's file that was running."""
+    """The message of an error, preceded by the line of the method's file that caused it."""
     file = inspect.getfile(type(method))
     frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    place = f"{Path(file).name}:{frames[-1]}: " if frames else ""
+    location = f"{Path(file).name}:{frames[-1]}: " if frames else ""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{place}{kind}{first_line(error)}"
+    return f"{location}{kind}{first_line(error)}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager: no warnings about the generated data."""
+    """Context manager: suppress warnings about the generated data."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

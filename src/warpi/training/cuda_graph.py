@@ -117,7 +117,7 @@ def cudnn_search() -> Iterator[None]:
 
 @contextmanager
 def graph_steps(method: Method, always: bool = False) -> Iterator["GraphedMethod | None"]:
-    """Inside, calls of `method.step` on a GPU launch a graph.
+    """Context manager: calls of `method.step` on a GPU launch a graph.
 
     With `always`, a CPU takes the same path, except that the body of a graph is run instead of recorded.
     """
@@ -177,7 +177,7 @@ class GraphedMethod:
 
 
 class _Step:
-    """One kind of step."""
+    """One kind of step: first observed, then recorded as a graph."""
 
     def __init__(self, method: Method, plain: Callable[[Batch], Log], loaders: list[Loader]) -> None:
         self.method = method
@@ -254,7 +254,7 @@ class _Step:
 def _describe_state(method: Method, deep: bool = False) -> dict[str, tuple[str, Any]]:
     """Every number in the state of a method, which a graph would freeze, and the address of every tensor.
 
-    With `deep`, the numbers and buffers inside its networks as well, which takes longer.
+    With `deep`, also describes the numbers and buffers inside its networks, which takes longer.
     """
     description: dict[str, tuple[str, Any]] = {}
 

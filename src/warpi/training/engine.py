@@ -47,7 +47,7 @@ class TrainingState:
 
 
 def add_to_sum(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add in place, as a CUDA graph needs it."""
+    """Add a value to a sum in place, as CUDA graphs require."""
     if name in sums:
         sums[name].add_(value)
     else:
@@ -139,10 +139,10 @@ def average_over_ranks(method: Method, at: TrainingState) -> None:
 
 
 def sync_rows(method: Method, first: int) -> None:
-    """Give all ranks what each has stored about the examples of its share, in the batches from number `first` on.
+    """Share what each rank has stored about its examples, in the batches from number `first` on, with all ranks.
 
-    This concerns every tensor of the method with one entry per training example, such as a memory of predictions. If a
-    tensor is the same on all ranks already, this does not change it.
+    This concerns every tensor of the method with one entry per training example, such as a memory of predictions. A
+    tensor that is already the same on all ranks does not change.
     """
     if distributed.n_ranks() == 1:
         return
@@ -165,15 +165,16 @@ def check_batches(method: Method) -> None:
     modules = [module for net in method.nets for module in net.modules()]
     n = 1 if method.recipe.sync_batchnorm else distributed.n_ranks()  # parts of a batch that are normalized separately
     if any(x.batch_size == n for x in loaders) and any(isinstance(m, _BatchNorm) for m in modules):
+        unit = "process and batch" if n > 1 else "batch"
         least = f"--batch-size and --meta-batch-size >= {2 * n}" + (" or --sync-batchnorm" if n > 1 else "")
-        raise UserError(f"batches of 1 example cannot be trained with BatchNorm; use {least}")
+        raise UserError(f"BatchNorm needs at least 2 examples per {unit}; use {least}")
     kinds = (("", "noisy", method.least_batch), ("meta-", "trusted", method.least_meta_batch))
     for loader, (prefix, kind, least_per_rank) in zip(loaders, kinds, strict=False):
         needed = least_per_rank * distributed.n_ranks()
         if loader.batch_size < needed:
             raise UserError(
                 f"{type(method).__name__} needs {needed} {kind} examples per step, got {loader.batch_size}; use "
-                f"--{prefix}batch-size >= {needed}, and as many {kind} examples"
+                f"--{prefix}batch-size >= {needed}, and at least {needed} {kind} examples"
             )
 
 
@@ -185,15 +186,15 @@ def check_log(log: Log, method: Method) -> None:
         raise UserError(f'{name}.step returned {got}, not a dict of numbers; end it with return {{"loss": loss}}')
     for key, value in log.items():
         if key in ("epoch", "lr", "seconds") or str(key).startswith(("val_", "test_")):
-            raise UserError(f"{name}.step logs {key!r}, which the engine also logs; choose another name")
+            raise UserError(f"{name}.step returned {key!r}, which the engine also logs; choose another name")
         # Tensors are checked first, because a check of the protocol takes long.
         if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)):
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"{name}.step logs {got} as {key!r}, not one number; average it, or leave it out")
+            raise UserError(f"{name}.step returned {got} for {key!r}, expected a single number; average it or omit it")
 
 
 def check_state(method: Method, at: TrainingState) -> None:
-    """Raise if a log or a weight is not finite. A weight can be infinite after a finite loss; it is never stored."""
+    """Raise if a log or a weight is not finite. A weight can overflow after a finite loss, and must not be stored."""
     _check_finite(at.sums, method, at)
     for net in method.nets:
         _check_finite({f"a weight of {name}": p.detach() for name, p in net.named_parameters()}, method, at)

@@ -130,7 +130,7 @@ class Method(ABC):
         name = type(self).__name__
         if self.needs_meta and task.meta is None:
             raise UserError(
-                f"{name} needs trusted examples, but there are none; give a second file with --trusted, mark rows in a "
+                f"{name} needs trusted examples, but there are none; pass a second file with --trusted, mark rows in a "
                 "column 'trusted', or hold some out of a clean data set with --meta N; if nobody has checked any, "
                 "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
             )
@@ -150,7 +150,7 @@ class Method(ABC):
         if any(other and all(map(torch.equal, first, other)) for other in others):
             raise UserError(
                 f"{type(self).__name__} needs {self.n_nets} networks that start with different weights, but these "
-                "are equal: copies of one module, or all weights are from one file; give a function that "
+                "are equal: copies of one module, or all weights are from one file; pass a function that "
                 "builds a new network, such as net=lambda shape, n_classes: Net(), and no weights"
             )
 
@@ -188,9 +188,9 @@ class Method(ABC):
         return None
 
     def report_progress(self, what: str, share: float) -> None:  # noqa: B027 (a run replaces it)
-        """Call this between parts of long work that has no steps; `share` of it is done.
+        """Report that `share` of long work without steps is done. Methods call it between parts of that work.
 
-        A run replaces this function, which does nothing: it shows the progress and stops the work after a signal.
+        By default, it does nothing. A run replaces it by a function that shows the progress and stops after a signal.
         """
 
     def choice(self) -> list[dict[str, Any]] | None:
@@ -209,7 +209,7 @@ class Method(ABC):
 
     @property
     def predictors(self) -> list[nn.Module]:
-        """The networks that predict, if not all of them do."""
+        """The networks that predict: the averaged ones if weights are averaged."""
         return self.averaged_nets if self.average_decay else self.nets
 
     @property
@@ -272,7 +272,7 @@ def _build_net(recipe: Recipe, task: Task, number: int) -> nn.Module:
         name = getattr(recipe.net, "__name__", type(recipe.net).__name__)
         raise UserError(
             f"the network cannot be built: {name}(shape, n_classes) was called as {name}({task.shape}, "
-            f"{task.n_classes}) ({first_line(e)}); give the module itself, such as net=Net(), or a function of "
+            f"{task.n_classes}) ({first_line(e)}); pass the module itself, such as net=Net(), or a function of "
             "these two arguments that builds it"
         ) from e
 

@@ -37,14 +37,14 @@ PAPER: dict[str, Any] = {
     "label_smoothing": 0.0,
     "mirror_test": False,
 }
-"""The fields that `--recipe paper` sets: training as in the papers. The rest, such as the network, suits the data."""
+"""The fields that `--recipe paper` sets: training as in the papers. Others, such as the network, depend on the data."""
 
 RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG, "paper": PAPER}
 """The settings of each named recipe."""
 
 
 def expand_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the setting `recipe` by the settings it stands for; settings that are also given take precedence."""
+    """Replace the setting `recipe` by the settings it stands for. Other settings take precedence over these."""
     settings = dict(settings)
     name = settings.pop("recipe", None)
     if name is None:

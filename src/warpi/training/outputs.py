@@ -1,4 +1,4 @@
-"""Outputs of a network: predictions for the rows of a split, penultimate features, the last layer."""
+"""Outputs of a network: predictions for the rows of a split, penultimate features, and logits of the last layer."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def predict_rows(
 
 
 def share_rows(fn: Callable[[Tensor], Tensor], split: Split, size: int = 1000) -> tuple[Tensor, Tensor]:
-    """The readable rows [n] of a split and `fn(x)` [n, ...] for each. Each rank computes a share; all get the whole."""
+    """The readable rows [n] of a split and `fn(x)` [n, ...] for each. Ranks compute shares and get the whole result."""
     n = distributed.n_ranks() if len(split) >= distributed.n_ranks() else 1
     positions = torch.arange(len(split)).tensor_split(n)[distributed.rank() % n]
     part = split if n == 1 else split.subset(positions)
@@ -54,7 +54,7 @@ def penultimate(net: nn.Module, x: Tensor) -> Tensor:
     if isinstance(features, nn.Module) or not callable(features):  # some torchvision networks have a module "features"
         raise UserError(
             f"this method uses features, but the network {type(net).__name__} has no method features(x); add one that "
-            "returns [B, D], or choose a net of `warpi list nets` or a method that does not use features, such as warpi"
+            "returns [B, D], use a network from `warpi list nets`, or the method `warpi`, which does not use features"
         )
     n = pass_config(net).accumulate if net.training else 1  # the parts of the logits: BatchNorm sees the same sets
     parts = []
@@ -69,8 +69,9 @@ def last_layer(net: nn.Module, h: Tensor) -> Tensor:
     fc = getattr(net, "fc", None)
     if not isinstance(fc, nn.Module):
         raise UserError(
-            f"this method needs a network in two parts, but {type(net).__name__} has no last layer `fc`; "
-            "name it so that forward(x) is fc(features(x)), or choose a net of `warpi list nets`"
+            "this method needs a network split into features(x) and a last layer `fc`, but "
+            f"{type(net).__name__} has no `fc`; define forward(x) as fc(features(x)), or choose a network from "
+            "`warpi list nets`"
         )
     bf16 = pass_config(net).bf16
     with torch.autocast(h.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):

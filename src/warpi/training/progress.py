@@ -47,7 +47,7 @@ class Progress:
         self.bar.update(self.job, description=what, completed=share * (self.bar.tasks[0].total or 1))
 
     def line(self, record: dict[str, float]) -> None:
-        """Print an epoch. Of many epochs, about a dozen are printed, and always the last."""
+        """Print the record of an epoch. If there are many epochs, about a dozen are printed, including the last."""
         every = math.ceil(self.epochs / MOST_LINES)
         if record["epoch"] % every and record["epoch"] != self.epochs:
             return

@@ -73,16 +73,20 @@ class Recipe:
     def __post_init__(self) -> None:
         check_types(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
-            raise UserError("Nesterov momentum needs --optimizer sgd and --momentum above 0; add --no-nesterov")
+            raise UserError(
+                "Nesterov momentum needs --optimizer sgd and --momentum above 0; set both, or use --no-nesterov"
+            )
         if self.checkpointing and not self.compile:
-            raise UserError("checkpointing needs a traced network; add --compile")
+            raise UserError("--checkpointing (recomputing activations) requires --compile")
         if self.meta_order == "real" and self.optimizer != "sgd":
             raise UserError("--meta-order real needs a step that is linear in the gradient; use --optimizer sgd")
         if self.meta_gradient == "difference" and self.precision != "32":
-            raise UserError("a finite difference is lost in the rounding errors of bf16; use --precision 32")
+            raise UserError(
+                "--meta-gradient difference needs --precision 32, because rounding errors of bf16 hide the difference"
+            )
 
     def stored(self) -> dict[str, Any]:
-        """All fields, without ADDED_FIELDS that have their default, so that older runs keep their specification."""
+        """All fields except ADDED_FIELDS with their default value, so that older runs keep their specification."""
         usual = {f.name: f.default for f in fields(self) if f.name in ADDED_FIELDS}
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}

@@ -13,7 +13,7 @@ from warpi.data.dataset import Dataset
 from warpi.data.numeric import Features
 from warpi.data.overlap import check_disjoint, labels_in, mark_shared_once
 from warpi.data.split import Split
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.noise.noise_file import hash_labels
 from warpi.noise.parse import Noise
 from warpi.utils.seeding import generator
@@ -67,7 +67,7 @@ class Truth:
     clean: Tensor | None  # [N] true labels of the training rows, -1 if unknown or (open set) outside the classes
     T: Tensor | None  # [K, K] transition matrix of the noise, rows = true class
     noise_hash: str  # hash of the corrupted labels of all rows, the same as in the file of `warpi corrupt`
-    n_repeated: int = 0  # rows of the data that are also trusted examples, and used only as such
+    n_repeated: int = 0  # rows of the data that are also trusted examples and are used only as such
 
     def to(self, device: torch.device | str) -> "Truth":
         return replace(self, test=self.test and self.test.to(device))
@@ -115,7 +115,7 @@ class Rows(NamedTuple):
     meta: Tensor
     trusted: Split | None  # trusted examples that are not rows of the data set
     trusted_given: Tensor | None  # labels of `trusted` before they were checked, -1 unknown
-    n_repeated: int  # rows left out because they are also in `trusted`
+    n_repeated: int  # number of rows that were omitted because they are also in `trusted`
 
 
 def split_rows(
@@ -210,7 +210,7 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
 
 def check_task(task: Task, held_out: bool) -> None:
     """Raise if a class has no examples; warn about data with too little to learn from."""
-    _check_classes(task.train.y, task.classes, "the training rows", "drop the class or give it examples")
+    _check_classes(task.train.y, task.classes, "the training rows", "drop them or add examples")
     if task.meta is not None:
         _warn_uneven(task.meta.y, task.train.y, task.classes)
         _warn_shifted(task.meta, task.train)
@@ -220,7 +220,7 @@ def check_task(task: Task, held_out: bool) -> None:
 def check_trusted_classes(task: Task) -> None:
     """Raise if there are trusted examples, but none of some class."""
     if task.meta is not None:
-        _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each to them")
+        _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each")
 
 
 def _separate_trusted(
@@ -236,7 +236,10 @@ def _separate_trusted(
             ("inputs of shape", meta_data.examples.shape, dataset.examples.shape),
         ):
             if got != wanted:
-                raise UserError(f"the trusted examples of {meta_data.name} have {what} {got}, the data has {wanted}")
+                raise UserError(
+                    f"the trusted examples of {meta_data.name} have {what} {got}, but the data has {wanted}; use the "
+                    "same in both"
+                )
         trusted = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
         given = meta_data.given
     if trusted is None or n is None:
@@ -248,7 +251,7 @@ def _separate_trusted(
 def _find_given_labels(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor | None:
     """The labels that separate trusted examples have in the data set.
 
-    None if none of them is wrong there: the labels in the data may have been corrected after the check.
+    None if all of them are right there, because the labels in the data may have been corrected after the check.
     """
     given = labels_in(trusted, Split(dataset.examples, rows, dataset.y[rows]))
     has_errors = bool(((given >= 0) & (given != trusted.y)).any())
@@ -274,10 +277,11 @@ def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
     if repeated.all():
         raise UserError(
             f"all {len(rows)} rows of {dataset.name} are also among the trusted examples, so none is left to "
-            "train on; give as trusted only those that were checked"
+            "train on; pass only the checked rows as trusted"
         )
     if repeated.any():
-        log.info("%d rows also appear in the trusted set and are used only as trusted examples", int(repeated.sum()))
+        n_repeated = format_count(int(repeated.sum()), "row")
+        log.info("used only as trusted examples: %s that also appear in the trusted set", n_repeated)
     rows = rows[~repeated]
     if dataset.test is not None:
         check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
@@ -296,7 +300,7 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator)
     if not dataset.truth_is_known:
         raise UserError(
             f"--meta {n} holds out trusted examples from data whose true labels are known; those of {dataset.name} "
-            "are not; give a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
+            "are not; pass a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
             "are right, add them as true ones: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
         )
     return _draw_balanced(rows, dataset.truth, n, dataset.classes, rng)
@@ -305,14 +309,18 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator)
 def _draw_balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Generator) -> Tensor:
     """Draw n rows, the same number per class; classes drawn at random get the remainder."""
     if n < len(classes):
-        raise UserError(f"{n} trusted examples cannot cover {len(classes)} classes; ask for at least {len(classes)}")
+        few = format_count(n, "trusted example")
+        raise UserError(f"{few} cannot cover {len(classes)} classes; set --meta to at least {len(classes)}")
     extra = torch.randperm(len(classes), generator=rng)[: n % len(classes)].tolist()
     drawn = []
     for k, name in enumerate(classes):
         pool = rows[y[rows] == k]
         need = n // len(classes) + (k in extra)
         if len(pool) < need:
-            raise UserError(f"class {name!r} has {len(pool)} examples that could be trusted, but {n} need {need} of it")
+            raise UserError(
+                f"cannot draw {n} balanced trusted examples: class {name!r} needs {need} but has only "
+                f"{format_count(len(pool), 'candidate')}; lower --meta"
+            )
         drawn.append(pool[torch.randperm(len(pool), generator=rng)[:need]])
     return torch.cat(drawn).sort().values
 
@@ -359,7 +367,7 @@ def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str)
     empty = [name for name, n in zip(classes, counts, strict=True) if not n]
     if empty:
         listed = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise UserError(f"{len(empty)} of {len(classes)} classes have no example among {where}: {listed}; {advice}")
+        raise UserError(f"{len(empty)} of {len(classes)} classes without an example in {where}: {listed}; {advice}")
 
 
 def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:

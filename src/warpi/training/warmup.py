@@ -1,4 +1,4 @@
-"""Phases of a training: how long a warm-up is, and how to start again after it."""
+"""The length of a warm-up, and restarting the training after it."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from warpi.training.method import Method
 
 
 def warmup_epochs(share: float, epochs: int) -> int:
-    """Length of a phase that takes this fraction of the epochs, at least one epoch."""
+    """Number of epochs of a phase that takes this fraction of the training, at least one."""
     return max(1, round(share * epochs))
 
 
 def capped_warmup(wanted: float, epochs: int) -> float:
     """Length of a paper's warm-up, but at most half of a short run.
 
-    The paper's number of epochs is kept in longer runs: a warm-up only needs a network that has learned something.
+    Longer runs keep the paper's number of epochs, because a warm-up only has to teach the network something.
     """
     return min(wanted, epochs / 2)
 
