@@ -103,7 +103,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
     (["FIT", "--val", "1.5"], "val must be a fraction of the rows in [0, 1), got 1.5"),
     (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
-    (["FIT", "--batch-size", "1"], "batches of 1 example"),
+    (["FIT", "--batch-size", "1"], "BatchNorm needs at least 2 examples per batch"),
     (["FIT", "--meta", "3"], "3 trusted examples cannot cover 10 classes"),
     # missing values and files
     (["fit"], "required: --out"),
@@ -132,33 +132,39 @@ MISTAKES: list[tuple[list[str], str]] = [
     # data
     (["FIT", "--data", "{range}"], "row 7 of train: '5'"),
     (["FIT", "--data", "{negative}"], "row 7 of train: '-1'"),
-    (["FIT", "--data", "{fraction}"], "row 0 holds 0.5"),
+    (["FIT", "--data", "{fraction}"], "row 0 contains 0.5"),
     (["FIT", "--data", "{lengths}"], "y has 50 rows, but the inputs have 60"),
-    (["FIT", "--data", "{nan}"], "row 4, column 1 holds nan"),
+    (["FIT", "--data", "{nan}"], "row 4, column 1 contains nan"),
     (["FIT", "--data", "{no rows}"], "[0, 3]"),
-    (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes have no example among the training rows: 'd'"),
-    (["FIT", "--data", "{meta lacks}", "--meta", "4"], "class '2' has 0 examples"),
-    (["FIT", "--data", "{good}", "--trusted", "{two}", "--meta", "3"], "class '2' has 0 examples"),
+    (["FIT", "--data", "{empty class}", "--meta", "0"], "1 of 4 classes without an example in the training rows: 'd'"),
+    (["FIT", "--data", "{meta lacks}", "--meta", "4"], "class '2' needs 1 but has only 0 candidates"),
+    (["FIT", "--data", "{good}", "--trusted", "{two}", "--meta", "3"], "class '2' needs 1 but has only 0 candidates"),
     (["FIT", "--data", "{objects}"], "objects are rejected"),
     (["FIT", "--data", "{text}"], "text.npz"),
     (["FIT", "--data", "{none}"], "none.csv"),
     (["FIT", "--data", "{bare}"], "has no column 'label'; columns: a, b"),
-    (["FIT", "--data", "{letter}"], "give a .npz"),
+    (["FIT", "--data", "{letter}"], "pass a .npz"),
     # columns to leave out
-    (["FIT", "--drop", "id"], "digits is not a table; leave out --drop, which is for tables (.csv, .tsv, .parquet)"),
-    (["FIT", "--data", "{good}", "--drop", "id"], "good.npz is not a table; leave out --drop, which is for tables"),
+    (
+        ["FIT", "--drop", "id"],
+        "digits is not a table; omit --drop, which can only be used with tables (.csv, .tsv, .parquet)",
+    ),
+    (
+        ["FIT", "--data", "{good}", "--drop", "id"],
+        "good.npz is not a table; omit --drop, which can only be used with tables",
+    ),
     (
         ["FIT", "--data", "{ids}", "--drop", "ids"],
         "ids.csv has no column 'ids' (did you mean 'id'?); columns: id, a, l",
     ),
-    (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' holds the labels and cannot be dropped"),
+    (["FIT", "--data", "{ids}", "--drop", "id,label"], "ids.csv: 'label' contains the labels and cannot be dropped"),
     (
         ["FIT", "--data", "{ids}", "--drop", "id, a"],
         "no feature column is left; columns: id, a, label; --drop ignores id, a",
     ),
     (
         ["corrupt", "--drop", "id", "--out", "n.json", "--noise", "pair:0.1"],
-        "digits is not a table; leave out --drop, which is for tables",
+        "digits is not a table; omit --drop, which can only be used with tables",
     ),
     (
         ["pick", "3", "--data", "{ids}", "--drop", "x", "--csv", "n.csv"],
@@ -198,7 +204,7 @@ class TestMistakes:
     ) -> None:
         for extra in (["--data", files["meta lacks"]], ["--data", files["good"], "--trusted", files["two"]]):
             assert main(["fit", "--method", "ce", "--out", str(tmp_path / "a"), *extra]) == 2
-            assert "1 of 3 classes have no example among the trusted examples: '2'" in capsys.readouterr().err
+            assert "1 of 3 classes without an example in the trusted examples: '2'" in capsys.readouterr().err
 
     def test_divergence_stops_the_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """The message is the only line: a warning of a library would fail the test."""
@@ -319,7 +325,7 @@ class TestDeprecatedNames:
         assert run.task.meta is not None
         assert old.task.meta is not None
         assert len(run.task.meta) == len(old.task.meta) == 9
-        with pytest.raises(UserError, match="labels and noise cannot be set together; leave out noise"):
+        with pytest.raises(UserError, match="labels and noise cannot be set together; omit noise"):
             fit(tmp_path / "x", labels="a.json", noise="pair:0.3", **common)
 
     def test_in_a_sweep(self, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

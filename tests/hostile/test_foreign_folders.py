@@ -200,7 +200,7 @@ def test_links_of_an_exported_trusted_set_lead_to_the_data(tmp_path: Path) -> No
     assert len(links) == 2
     assert all(link.is_symlink() for link in links)
     assert len(read_dataset(str(tmp_path / "trusted"), like=dataset).y) == 2
-    with pytest.raises(UserError, match="by a link"):
+    with pytest.raises(UserError, match="through a link"):
         read_dataset(str(tmp_path / "trusted"))
     (tmp_path / "trusted" / "a" / "host.png").symlink_to("/etc/hostname")
     with pytest.raises(UserError, match=r"host.png leads to /etc/hostname"):

@@ -293,7 +293,7 @@ def test_a_run_without_its_file(plugin: str, capsys: pytest.CaptureFixture[str])
     assert "warpi --use FILE.py fit --out 'a b' --resume;" in error_of(capsys, "fit", "--out", "a b", "--resume")
     for command in re.findall(r"warpi (--use FILE.py (?:audit|fit)[^,;]*)", error):
         assert main([plugin if word == "FILE.py" else word for word in shlex.split(command)]) == 0
-    with pytest.raises(UserError, match=r"method = 'mine', not 'GCE'.* or name its file with"):
+    with pytest.raises(UserError, match=r"method = 'mine', not 'GCE'.* or pass its file to"):
         warpi.audit.audit("a b", method=GCE())
     with use([plugin]):
         assert len(warpi.audit.audit("a b", save=False))
@@ -411,7 +411,8 @@ def test_modules_of_the_same_name_in_two_folders(tmp_path: Path) -> None:
     files = [tmp_path / folder / "mine.py" for folder in "ab"]
     with (
         pytest.raises(
-            UserError, match=r"folder of .*b/mine\.py has a module 'beside', and .*a/beside\.py is in use; rename"
+            UserError,
+            match=r"folder of .*b/mine\.py contains a module 'beside', but .*a/beside\.py with the same name is",
         ),
         use(files),
     ):
@@ -443,9 +444,9 @@ ERRORS = {
     "NETS = nn.Linear": "NETS in {file} must be a dict such as {{'tiny': build}}, got type",
     "METHODS = {'ce': CE()}": "METHODS['ce'] in {file}: 'ce' is the name of a built-in method; choose another",
     "NETS = {'mlp': nn.Linear}": "NETS['mlp'] in {file}: 'mlp' is the name of a built-in network",
-    "METHODS = {'my-ce': CE()}": "METHODS['my-ce'] in {file}: a name has letters, digits and _",
-    "METHODS = {'': CE()}": "METHODS[''] in {file}: a name has letters",
-    "METHODS = {1: CE()}": "METHODS[1] in {file}: a name has letters",
+    "METHODS = {'my-ce': CE()}": "METHODS['my-ce'] in {file}: a name must consist of letters, digits and _",
+    "METHODS = {'': CE()}": "METHODS[''] in {file}: a name must consist of letters",
+    "METHODS = {1: CE()}": "METHODS[1] in {file}: a name must consist of letters",
     "METHODS = {'a': WarPI}": "METHODS['a'] in {file} is the class WarPI, but an instance is needed; use WarPI()",
     "METHODS = {'a': nn.Linear}": "METHODS['a'] in {file} must be a warpi.Method, got the class Linear; derive",
     "METHODS = {'a': 'ce'}": "METHODS['a'] in {file} must be a warpi.Method, got str; derive your class from warpi",
@@ -453,16 +454,16 @@ ERRORS = {
     "arguments, or not from its fields (A.__init__() missing 1 required positional argument: 'q'); make it a",
     f"@dataclass\nclass A(Method):\n    q: int = field(default=1, init=False)\n{STEP}METHODS = {{'a': A()}}": "A "
     "cannot be created without arguments, or not from its fields (",
-    "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is not a field; put @dataclass above the",
+    "class A(CE):\n    q: float = 1.0\nMETHODS = {'a': A()}": "'q' of A is not a field; add @dataclass to the",
     "@dataclass\nclass A(CE):\n    no_compile: bool = True\nMETHODS = {'a': A()}": "two fields of a run would be the",
     "@dataclass\nclass A(CE):\n    lr: float = 1.0\nMETHODS = {'a': A()}": "A has a field 'lr', which is a setting of",
     "@dataclass\nclass A(CE):\n    device: str = 'x'\nMETHODS = {'a': A()}": "A has a field 'device', which is",
     "@dataclass\nclass A(CE):\n    ok: int = 1\n    q: dict = field(default_factory=dict)\nMETHODS = {'a': A()}": "the "
     "field 'q' of A cannot be a flag (KeyError: <class 'dict'>); it may be int, float, str, bool",
     "NETS = {'a': nn.Linear(64, 10)}": "NETS['a'] in {file} is a module, whose weights would differ between "
-    "processes; give its class, or a function: lambda shape, n_classes: Linear()",
+    "processes; use its class, or a function: lambda shape, n_classes: Linear()",
     "NETS = {'a': 3}": "NETS['a'] in {file} must be a function (shape, n_classes) -> nn.Module, got int",
-    "NETS = {'a': lambda: 3}": "NETS['a'] in {file} is called with (shape, n_classes), but does not take them (too",
+    "NETS = {'a': lambda: 3}": "NETS['a'] in {file} is called with (shape, n_classes), but does not accept them (too",
     "\nx = 1 / 0": "cannot load {file}:5: ZeroDivisionError: division by zero; for the full traceback: python {file}",
     "import nothing_here": "cannot load {file}:4: ModuleNotFoundError: No module named 'nothing_here'; for",
     "def f(:": "cannot load {file}:4: SyntaxError: invalid syntax",
@@ -501,7 +502,7 @@ def test_errors_on_the_command_line(plugin: str, tmp_path: Path, capsys: pytest.
         (["--use", plugin, "ftt"], "unknown command 'ftt'; did you mean 'fit'?"),
         (["--use", plugin, "fit", "--method", "mien", "--out", "x"], "unknown method 'mien'; did you mean 'mine'?"),
         (["--use", plugin, "fit", "--method", "mine", "--p", "1", "--out", "x"], "unknown flag '--p'"),
-        (["--use", plugin, "--use", "second.py", "list", "nets"], "'mine' is the name of a method of mine.py; choose"),
+        (["--use", plugin, "--use", "second.py", "list", "nets"], "'mine' is the name of a method in mine.py; choose"),
     ):
         assert message in error_of(capsys, *argv)
 

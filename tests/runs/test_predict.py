@@ -83,7 +83,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
     a, colour, b = cells(5)
     predictions = warpi.predict(table.path, write(here / "new.csv", ("b", "id", "colour", "a"), (b, "x", colour, a)))
     np.testing.assert_allclose(predictions.probabilities, p[5:6], atol=1e-6)
-    assert caplog.messages == [f"{here / 'new.csv'}: columns that the run does not have are not used: 'id'"]
+    assert caplog.messages == [f"{here / 'new.csv'}: columns that are not in the run are not used: 'id'"]
     assert not predictions.labels
     assert not predictions.accuracy
     rows = [(*cells(k), label, clean) for k, label, clean in ((0, "", "cat"), (1, "dog", "dog"), (2, "nan", ""))]
@@ -102,7 +102,7 @@ def test_new_rows_of_a_table(table: Run, here: Path, caplog: pytest.LogCaptureFi
             [("a", "colour", "b"), (1, "red", 2), (1, "pink", 2)],
             r"column 'colour' in .*row 1 \(line 3\): 'pink'.*drop them",
         ),
-        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' holds 'x', but is numeric in the training table"),
+        ([("a", "colour", "b"), (1, "red", "x")], "column 'b' contains 'x', but is numeric in the training table"),
         ([("a", "colour", "b"), ("", "", 1)], r"missing in 'a' \(1 of 1, first row 0 \(line 2\)\), 'colour'"),
         ([("a", "colour", "b", "animal"), (1, "red", 2, "cow")], "unknown class in .* 'cow'"),
         ([("path",), ("x.png",)], r"contains image files, but the run was trained on a table"),
@@ -120,7 +120,7 @@ def test_gaps_and_unknown_values(table: Run, tmp_path: Path, caplog: pytest.LogC
     assert np.isfinite(predictions.probabilities).all()
     gaps, unknown = caplog.messages
     assert "cells are missing in 'a' (1 of 3), 'colour' (1 of 3), but not in the training table" in gaps
-    assert "count as unknown: 'colour' (1 rows: 'pink'); to refuse them: --unknown error" in unknown
+    assert "count as unknown: 'colour' (1 row: 'pink'); to refuse them: --unknown error" in unknown
 
 
 def test_runs_that_cannot_predict(table: Run, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,10 +313,10 @@ def test_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        (["train/cat/1.png", "test/cat/1.png"], "holds test, train; give one of them"),
+        (["train/cat/1.png", "test/cat/1.png"], "contains test, train; pass one of them"),
         (["cat/1.png", "2.png"], "images outside the folders of classes, such as 2.png"),
         (["cat/1.png", "cow/2.png"], "unknown class .* 'cow'"),
-        (["x/readme.txt"], "holds no images"),
+        (["x/readme.txt"], "contains no images"),
     ],
 )
 def test_invalid_folders(tmp_path: Path, files: list[str], what: str) -> None:

@@ -343,7 +343,7 @@ class TestRefusals:
         ):
             fit("../here/a", resume=True)
         edit_spec(tmp_path / "here" / "a", lambda s: s["environment"].pop("folder"))  # as an older version wrote it
-        with pytest.raises(UserError, match=r"relative path, and the run was started in another folder: go there"):
+        with pytest.raises(UserError, match=r"relative path, and the run was started in another folder: change to it"):
             fit("../here/a", resume=True)
         monkeypatch.chdir(tmp_path / "here")
         assert len(fit("a", resume=True).history) == 1
@@ -424,7 +424,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["batch_size", "meta_batch_size"])
     def test_batches_of_one(self, tmp_path: Path, name: str) -> None:
-        with pytest.raises(UserError, match="batches of 1 example cannot be trained with BatchNorm"):
+        with pytest.raises(UserError, match="BatchNorm needs at least 2 examples per batch"):
             fit(tmp_path / "a", **{**SMALL, name: 1})
         assert not (tmp_path / "a" / "spec.json").exists()
         fit(tmp_path / "a", **{**QUICK, "batch_size": 1, "limit": 150, "epochs": 1}, net=nn.Linear(64, 10))
@@ -838,7 +838,7 @@ class TestProgress:
         np.savez(tmp_path / "ok.npz", x=x[:6], y=y[:6])
         settings = {"data": tmp_path / "x.npz", "trusted": tmp_path / "ok.npz", "method": "glc", "epochs": 1}
         fit(tmp_path / "a", **settings, quiet=False)
-        assert "6 rows also appear in the trusted set and are used only as trusted" in capsys.readouterr().out
+        assert "used only as trusted examples: 6 rows that also appear in the trusted set" in capsys.readouterr().out
         audit(tmp_path / "a")
         assert "also appear" not in caplog.text + "".join(capsys.readouterr())
 
@@ -1020,7 +1020,7 @@ def test_predict_must_return_probabilities(tmp_path: Path) -> None:
     [
         ({"method": Silent}, r"method is the class Silent, but an instance is needed; use Silent\(\)"),
         ({"method": nn.Linear}, "method must be a name .* or a warpi.Method, got the class Linear; derive"),
-        ({"method": object()}, "method must be a name of `warpi list methods` or a warpi.Method, got object; derive"),
+        ({"method": object()}, "method must be a name from `warpi list methods` or a warpi.Method, got object; derive"),
         (
             {"method": Needy(0.3)},
             r"the method Needy cannot be created without arguments \(.*'q'\); make it a",
@@ -1029,9 +1029,9 @@ def test_predict_must_return_probabilities(tmp_path: Path) -> None:
             {"method": Silent()},
             r'Silent.step returned None, not a dict of numbers; end it with return \{"loss": loss',
         ),
-        ({"method": Loud()}, "Loud.step logs 'test_acc', which the engine also logs; choose another name"),
+        ({"method": Loud()}, "Loud.step returned 'test_acc', which the engine also logs; choose another name"),
         ({"method": Quiet()}, "Quiet takes a meta step but does not declare it; add `needs_meta"),
-        ({"method": Wide()}, r"Wide.step logs a tensor of shape \(\d+,\) as 'loss', not one number"),
+        ({"method": Wide()}, r"Wide.step returned a tensor of shape \(\d+,\) for 'loss', expected a single number"),
         (
             {"method": "ce", "net": Sized},
             r"the network cannot be built: .*\(\(64,\), 10\) \(.*the module itself, such as",

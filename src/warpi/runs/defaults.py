@@ -30,7 +30,7 @@ from warpi.training.task import Task
 from warpi.utils import distributed
 
 _TABLE = {"net": "mlp", "epochs": 30, "batch_size": 64, "meta_batch_size": 64, "lr": 0.05}
-_SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # why: docs/estimator.md
+_SPARSE = {"epochs": 20, "weight_decay": 2e-3}  # docs/estimator.md explains why
 _LINEAR = {"epochs": 30, "batch_size": 256, "lr": 0.003, "weight_decay": 0.1}  # benchmarks/tables/linear_settings.py
 _LINEAR_ROWS = 4000
 _CIFAR = {"net": "resnet32", "epochs": 120, "batch_size": 100, "meta_batch_size": 100, "lr": 0.1, "meta": 1000}
@@ -41,11 +41,11 @@ _DIGITS = {  # a benchmark keeps the settings of its published results
     "WarPI.meta_lr": 3e-4,
 }
 _PHOTOS = {"net": "resnet50", "epochs": 10, "batch_size": 32, "meta_batch_size": 32, "lr": 0.01, "milestones": (0.5,)}
-_CONVOLUTIONS_PAY = 10_000  # with fewer small images an MLP is better: docs/data.md
+_CONVOLUTIONS_PAY = 10_000  # with fewer small images, an MLP is better (docs/data.md)
 _IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
 
 _BENCHMARK_SPLIT = {"val": 0.1, "test": 0.25}
-_FORM_OF_STRONG = ("net", "optimizer", "schedule", "average", "augment")  # with others it is not the strong recipe
+_FORM_OF_STRONG = ("net", "optimizer", "schedule", "average", "augment")  # settings that define the strong recipe
 _NETWORK_SETTINGS = frozenset(f.name for f in fields(Recipe)) - {"seed"}
 
 DEFAULT_METHOD = "auto"
@@ -54,7 +54,7 @@ ENOUGH_ROWS = 1000
 
 
 class ChosenMethod(NamedTuple):
-    """The method of a run that names none, the reason for it, and settings of the recipe that belong to it."""
+    """The method of a run if the user names none, the reason, and settings of the recipe that belong to it."""
 
     name: str
     reason: str
@@ -66,11 +66,11 @@ def default_method(
 ) -> ChosenMethod:
     """Choose the method for a task if the user names none. `settings` are those of the recipe and of the method.
 
-    Settings of a network's training, such as `epochs`, ask for a network. So do images on a GPU; on a CPU, training a
-    network takes long, and `auto` works on features of the images instead. `auto` needs the rows in memory, so millions
-    of rows in a file have a network. Small images on a GPU have the strong
-    recipe, unless the settings ask for another network, schedule or augmentation. `data` is where the data was read
-    from: built-in data sets are benchmarks, on which few rows are a choice. `device` is where the method is trained.
+    A network is chosen if settings of its training, such as `epochs`, are set, for images on a GPU, and for millions of
+    rows in a file, because `auto` needs the rows in memory. On a CPU, training a network on images takes long, so
+    `auto` works on features of the images. Small images on a GPU get the strong recipe, unless the settings contain
+    another network, schedule or augmentation. `data` is the name or path of the data: built-in data sets are
+    benchmarks, which may have few rows on purpose. `device` is the device on which the method is trained.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
@@ -95,7 +95,7 @@ def default_method(
 
 
 def default_split(data: str) -> Mapping[str, float]:
-    """The fractions `val` and `test` to hold out if the user does not set them: none of a user's data."""
+    """The fractions `val` and `test` to hold out if the user does not set them. They are zero for a user's data."""
     return _BENCHMARK_SPLIT if data in DATASETS else dict.fromkeys(_BENCHMARK_SPLIT, 0.0)
 
 
@@ -138,7 +138,7 @@ def defaults_of(data: str, dataset: Dataset) -> Mapping[str, Any]:
 
 
 def defaults_of_task(task: Task, settings: Mapping[str, Any], data: str = "") -> Mapping[str, Any]:
-    """Default settings for a task. `settings` are those that the user gave, `data` is where its data was read from."""
+    """Default settings for a task. `settings` are the user's, `data` is the name or path of the data."""
     defaults = _defaults_of(data, task.train.examples, len(task.train), task.n_classes, settings)
     return defaults if data in DATASETS else adjust_for_few_rows(defaults, len(task.train), settings)
 
@@ -174,8 +174,8 @@ def adjust_for_few_rows(
 ) -> Mapping[str, Any]:
     """Adjust the defaults for a small training set: the same total learning-rate budget, in more and smaller steps.
 
-    There are as many steps as ENOUGH_ROWS rows would take, so epochs times learning rate stays the same. Nothing
-    changes if `settings`, which the user gave, set one of these two or another network. Why: docs/data.md
+    There are as many steps as for ENOUGH_ROWS rows, and epochs times learning rate stays the same. Nothing changes if
+    the user's `settings` contain one of these two or another network. docs/data.md explains why.
     """
     given = settings or {}
     net = given.get("net", defaults["net"])
@@ -194,7 +194,7 @@ def adjust_for_few_rows(
 def resolve_defaults(
     base: Method, defaults: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Recipe, dict[str, Any], dict[str, Any]]:
-    """The recipe, all hyper-parameters of the method, and those the user changed from what suits the data."""
+    """The recipe, all hyper-parameters of the method, and those that the user changed from their defaults."""
     recipe_fields = {f.name for f in fields(Recipe)}
     is_table = defaults.get("net") == _TABLE["net"] and defaults not in BY_DATASET.values()  # not a benchmark
     net = {"net": base.table_net} if is_table else {}
@@ -213,7 +213,7 @@ def resolve_defaults(
 
 
 def scale_to_ranks(recipe: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that count one rank, for all ranks: batch sizes, and the learning rate that suits them.
+    """Scale the batch sizes and the learning rate from one rank to all ranks. Returns those that are in `values`.
 
     The rate is multiplied by the number of ranks with sgd (Goyal et al., Accurate, Large Minibatch SGD, 2017), and by
     its square root with adam.
@@ -224,12 +224,12 @@ def scale_to_ranks(recipe: Mapping[str, Any], values: Mapping[str, Any]) -> dict
 
 
 def resolve_method(method: str | Method) -> tuple[str, Method]:
-    """The name of a method and the instance that holds its defaults."""
+    """The name of a method and the instance with its defaults."""
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         return method, METHODS[method]
-    check_is_method(method, "method", "a name of `warpi list methods` or a warpi.Method")
+    check_is_method(method, "method", "a name from `warpi list methods` or a warpi.Method")
     for name, default in METHODS.items():
         if type(default) is type(method):
             return name, default
@@ -242,17 +242,17 @@ def resolve_method(method: str | Method) -> tuple[str, Method]:
         ) from e
 
 
-def check_is_method(method: object, place: str, allowed: str = "a warpi.Method") -> None:
-    """Raise if an object is not a Method. `place` names it in the message."""
+def check_is_method(method: object, what: str, allowed: str = "a warpi.Method") -> None:
+    """Raise if an object is not a Method. `what` names it in the message."""
     if isinstance(method, type) and issubclass(method, Method):
-        raise UserError(f"{place} is the class {method.__name__}, but an instance is needed; use {method.__name__}()")
+        raise UserError(f"{what} is the class {method.__name__}, but an instance is needed; use {method.__name__}()")
     if not isinstance(method, Method):
         kind = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-        raise UserError(f"{place} must be {allowed}, got {kind}; derive your class from warpi.Method and define `step`")
+        raise UserError(f"{what} must be {allowed}, got {kind}; derive your class from warpi.Method and define `step`")
 
 
 def to_plain_types(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a flag would give them: paths become strings, lists tuples, NumPy numbers Python numbers."""
+    """Convert settings to the types of flags: paths to strings, lists to tuples, NumPy numbers to Python numbers."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, Path):

@@ -24,7 +24,7 @@ def fingerprint_data(dataset: Dataset, trusted: Dataset | None, open_set: Datase
     """Hashes of the data that runs with all seeds share. None: the data has no such part.
 
     Inputs in memory are hashed completely. Image files that are read on demand are identified by their names and
-    sizes in bytes, since reading a million files would take too long, and a copy changes the times of files.
+    sizes in bytes, because reading a million files would take too long, and copying a file changes its times.
     """
     labels = [dataset.y, *(t for t in (dataset.clean, dataset.trusted, _earlier_labels(dataset)) if t is not None)]
     if trusted is not None:
@@ -97,7 +97,7 @@ def _all_rows(dataset: Dataset) -> Split:
 
 
 def _earlier_labels(dataset: Dataset) -> Tensor | None:
-    """Labels before a check that do not follow from the other labels: runs without them keep their fingerprints."""
+    """Labels before a check that do not follow from the other labels. Runs without them keep their fingerprints."""
     given = dataset.given
     if given is not None and dataset.clean is not None:
         given = torch.where(dataset.clean >= 0, -1, given)

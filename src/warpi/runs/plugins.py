@@ -37,7 +37,7 @@ METHOD_PLUGINS = PLUGIN_FILES["METHODS"]
 """The custom methods in METHODS, each with its file."""
 NET_PLUGINS = PLUGIN_FILES["NETS"]
 """The custom networks in NETS, each with its file."""
-_USED: dict[Path, str] = {}  # every file in use, as it was given
+_USED: dict[Path, str] = {}  # every file in use, as the user wrote it
 _MODULE_PREFIX = "plugin_"
 
 _RUN_ARGUMENTS = (
@@ -73,7 +73,7 @@ using = use  # the former name
 
 
 def run_with(argv: list[str], run: Callable[[list[str]], None]) -> None:
-    """Run a command with the files that `--use` flags before it name."""
+    """Run a command with the files in the `--use` flags before it."""
     files: list[str] = []
     words = list(argv)
     while words and words[0].partition("=")[0] == "--use":
@@ -113,7 +113,7 @@ def check_fields(path: Path, method: str | Method, options: Mapping[str, object]
             is_custom = name in METHOD_PLUGINS or name not in METHODS
             where = "of this version of warpi"
             if is_custom:
-                where = f"of {METHOD_PLUGINS[name]}" if name in METHOD_PLUGINS else "that you gave"
+                where = f"of {METHOD_PLUGINS[name]}" if name in METHOD_PLUGINS else "that you passed"
             raise UserError(
                 f"the run in {path} was made with {field} = {options[field]!r}, but the method {name!r} {where} no "
                 f"longer has a field {field!r}; {'restore it, or ' * is_custom}train again with another --out"
@@ -127,7 +127,9 @@ def _use_file(file: str) -> None:
     module = _load(file, path)
     for name, other in _modules_from({used.parent for used in _USED} - {path.parent}).items():
         if (path.parent / f"{name}.py").exists() or (path.parent / name / "__init__.py").exists():
-            raise UserError(f"the folder of {file} has a module {name!r}, and {other} is in use; rename one of them")
+            raise UserError(
+                f"the folder of {file} contains a module {name!r}, but {other} with the same name is in use; rename one"
+            )
     _USED[path] = file
     sys.path.append(str(path.parent))  # for modules that it imports later
     methods = _read_table(module, "METHODS", METHODS, file)
@@ -145,7 +147,7 @@ def _use_file(file: str) -> None:
 
 
 def _load(file: str, path: Path) -> ModuleType:
-    """Execute the file as a module. Meanwhile modules can be imported from its folder."""
+    """Execute the file as a module. While it runs, modules can be imported from its folder."""
     try:
         source = path.read_bytes()
     except FileNotFoundError as e:
@@ -173,14 +175,14 @@ def _load(file: str, path: Path) -> ModuleType:
 
 def _modules_from(folders: set[Path]) -> dict[str, Path]:
     """The imported modules whose files are in these folders, by name."""
-    places = {str(folder) for folder in folders}
+    paths = {str(folder) for folder in folders}
     modules = {}
     for name, module in sys.modules.items():
         file = getattr(module, "__file__", None) or ""
         folder, base = os.path.split(file)
         if base == "__init__.py":
             folder = os.path.dirname(folder)
-        if folder in places and not name.startswith(_MODULE_PREFIX):
+        if folder in paths and not name.startswith(_MODULE_PREFIX):
             modules[name] = Path(file)
     return modules
 
@@ -194,9 +196,9 @@ def _format_error(error: BaseException, file: str, path: Path) -> str:
         text = error.msg
     in_folder = [(Path(name).name, line) for name, line in lines if Path(name).parent == path.parent]
     name, line = in_folder[-1] if in_folder else (path.name, None)
-    place = f"{Path(file).with_name(name)}{f':{line}' if line else ''}"
+    location = f"{Path(file).with_name(name)}{f':{line}' if line else ''}"
     kind = "" if isinstance(error, UserError) else type(error).__name__
-    return ": ".join(part for part in (place, kind, text) if part)
+    return ": ".join(part for part in (location, kind, text) if part)
 
 
 def _read_table(module: ModuleType, name: str, builtin: object, file: str) -> Mapping[Any, Any] | None:
@@ -213,10 +215,10 @@ def _check_name(file: str, table: str, name: object, taken: Mapping[str, object]
     """Check that the name of an entry is valid and new. Returns how error messages refer to the entry."""
     place = f"{table}[{name!r}] in {file}"
     if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
-        raise UserError(f"{place}: a name has letters, digits and _, and does not begin with a digit; choose another")
+        raise UserError(f"{place}: a name must consist of letters, digits and _, and must not begin with a digit")
     if name in taken:
         kind = "method" if table == "METHODS" else "network"
-        owner = f"a {kind} of {files[name]}" if name in files else f"a built-in {kind}"
+        owner = f"a {kind} in {files[name]}" if name in files else f"a built-in {kind}"
         raise UserError(f"{place}: {name!r} is the name of {owner}; choose another")
     return place
 
@@ -238,7 +240,7 @@ def _check_method(method: Method, place: str) -> Method:
         hints = inspect.get_annotations(base) if issubclass(base, Method) and base is not Method else {}
         for name, hint in hints.items():
             if name not in names and "ClassVar" not in str(hint):
-                raise UserError(f"{place}: {name!r} of {base.__name__} is not a field; put @dataclass above the class")
+                raise UserError(f"{place}: {name!r} of {base.__name__} is not a field; add @dataclass to the class")
     _check_flags(method, names, place)
     return method
 
@@ -268,7 +270,7 @@ def _make_entry(build: object, place: str, path: Path) -> NetEntry:
     if isinstance(build, nn.Module):
         kind = type(build).__name__
         raise UserError(
-            f"{place} is a module, whose weights would differ between processes; give its class, or a function: "
+            f"{place} is a module, whose weights would differ between processes; use its class, or a function: "
             f"lambda shape, n_classes: {kind}()"
         )
     if not callable(build):
@@ -276,7 +278,7 @@ def _make_entry(build: object, place: str, path: Path) -> NetEntry:
     try:
         inspect.signature(build).bind((1,), 2)
     except TypeError as e:
-        raise UserError(f"{place} is called with (shape, n_classes), but does not take them ({e})") from e
+        raise UserError(f"{place} is called with (shape, n_classes), but does not accept them ({e})") from e
     except ValueError:  # its signature is not known
         pass
     has_doc = inspect.isroutine(build) or isinstance(build, type)

@@ -1,4 +1,4 @@
-"""Predictions of a finished run for new rows. Imports that load torch wait until they are needed."""
+"""Predictions of a finished run for new rows. Modules that load torch are imported only when they are needed."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from warpi.training.method import Method
 
 log = logging.getLogger("warpi.runs")
-MOST_DOUBLE = 1_000_000  # probabilities of more rows have float32
+MOST_DOUBLE = 1_000_000  # probabilities of more rows are float32
 _ROWS_AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Class probabilities of N new examples, in parallel arrays. Images that cannot be read are left out."""
+    """Class probabilities of N new examples, in parallel arrays. Images that cannot be read are omitted."""
 
     row: NDArray[np.int64]  # [N] positions in the new data, from 0
     probabilities: NDArray[np.floating]  # [N, K] float64, or float32 if there are many rows
@@ -54,9 +54,8 @@ class Predictions:
     def to_csv(self, path: Path | str) -> None:
         """Write one line per example: `row`, `path` for images, `predicted`, `probability`, and `p_CLASS` per class.
 
-        Copied columns follow `row`.
-
-        `predicted_label` is the same as `predicted`, for programs that read the files of older versions.
+        Copied columns follow `row`. `predicted_label` equals `predicted`, for programs that read files of older
+        versions.
         """
         tables = (self._table(slice(start, start + _ROWS_AT_ONCE)) for start in range(0, len(self), _ROWS_AT_ONCE))
         lines = (line for table in tables for line in zip(*table.values(), strict=True))
@@ -109,7 +108,7 @@ def predict(
 
     data = plain_path(str(data))
     if not Path(data).exists():
-        raise UserError(f"no file or folder {str(data)!r}; give the new rows")
+        raise UserError(f"there is no file or folder {str(data)!r}; pass the new rows")
     options = {name: value for name, value in (("missing", missing), ("unknown", unknown)) if value is not None}
     copy = Copy(id, keep)
     if isinstance(run, Run):
@@ -159,17 +158,17 @@ def _predict(method: "Method", data: Path | str, folder: Path, options: Mapping[
         rows = batch.rows.cpu()
         p[rows] = method.predict(batch.x).to("cpu", p.dtype)
         is_read[rows] = True
-    at = is_read.nonzero().flatten().numpy()
-    row = at if new.rows is None else new.rows.numpy()[at]
+    kept = is_read.nonzero().flatten().numpy()
+    row = kept if new.rows is None else new.rows.numpy()[kept]
     examples = task.train.examples
     like = examples.like if isinstance(examples, PlaceholderExamples) else examples
     copied = read_copied_columns(data, getattr(like, "columns", None), *copy, part=None)
     return Predictions(
         row=row,
-        probabilities=p.numpy() if len(at) == n else p.numpy()[at],
+        probabilities=p.numpy() if len(kept) == n else p.numpy()[kept],
         classes=task.classes,
-        labels={name: y.numpy()[at] for name, y in new.labels.items()},
-        paths=None if new.paths is None else tuple(new.paths[i] for i in at),
-        unread=n - len(at) + new.unread,
+        labels={name: y.numpy()[kept] for name, y in new.labels.items()},
+        paths=None if new.paths is None else tuple(new.paths[i] for i in kept),
+        unread=n - len(kept) + new.unread,
         copied={name: [cells[i] for i in row] for name, cells in copied.items()},
     )

@@ -1,4 +1,4 @@
-"""Open a finished run again: its trained method from the checkpoint, with its data or without."""
+"""Open a finished run again: its trained method from the checkpoint, with or without its data."""
 
 import json
 import os
@@ -56,8 +56,8 @@ def reopen(
 def reopen_without_data(path: Path | str, device: str = "auto", custom: Mapping[str, Any] | None = None) -> Method:
     """The trained method of the run in a folder, without reading its data, which may be gone.
 
-    Its task has everything but inputs. Raises `InputsNotAvailable` if they must be read (`reopen`): the checkpoint was
-    made before it stored such a task, or a custom method uses inputs, now or in `predict`.
+    Its task has everything but inputs. Raises `InputsNotAvailable` if `reopen` must read them, because an older version
+    did not store the task in the checkpoint, or because a custom method uses inputs, now or in `predict`.
     """
     folder = RunFolder(Path(path))
     stored = _read_finished(folder)
@@ -114,7 +114,7 @@ def read_run_spec(path: Path) -> dict[str, Any]:
     """The specification of the run in a folder. Raises a UserError if the folder has none."""
     stored = RunFolder(path).read_spec()
     if stored is None:
-        raise UserError(f"there is no run in {path}; give the folder that `warpi fit --out` made")
+        raise UserError(f"there is no run in {path}; pass the folder that `warpi fit --out` created")
     return stored
 
 
@@ -124,13 +124,13 @@ def _read_last_state(folder: RunFolder, device: torch.device, epochs: int) -> di
     epoch = state["position"]["epoch"]
     if epoch != epochs:
         raise UserError(
-            f"{folder.checkpoint} is from epoch {epoch} of {epochs}, but the run is complete; put its last one there"
+            f"{folder.checkpoint} is from epoch {epoch} of {epochs}, but the run is complete; copy its last checkpoint"
         )
     return state
 
 
 def _read_finished(folder: RunFolder) -> dict[str, Any]:
-    """The specification of a run that is complete."""
+    """The specification of a complete run. Raises a UserError if the run is not finished."""
     stored = read_run_spec(folder.path)
     if not folder.is_done:
         done = len(folder.results.read_bytes().splitlines()) if folder.results.is_file() else 0

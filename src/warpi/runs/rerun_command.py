@@ -1,4 +1,4 @@
-"""The command that repeats a run, from the content of its folder. No torch."""
+"""The command that repeats a run, from the content of its folder. Does not load torch."""
 
 import shlex
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _METHODS = (
 )
 _NETS = "mlp mlp_plain linear conv4 resnet20 resnet32 resnet18 preact18 fastnet wrn28_10 resnet50"
 BUILTIN = {"METHODS": frozenset(_METHODS.split()), "NETS": frozenset(_NETS.split())}
-"""The names in METHODS and NETS, since importing these tables would load torch. A test compares them."""
+"""The names in METHODS and NETS. Importing these tables would load torch; a test compares the names."""
 
 
 def command(spec: Mapping[str, Any], out: str | None = None, threads: int | None = None) -> str:
@@ -58,7 +58,7 @@ def format_value(value: object) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(join_names([each]) if isinstance(each, str) else format_value(each) for each in value)
+        return ",".join(join_names([part]) if isinstance(part, str) else format_value(part) for part in value)
     return str(value)
 
 
@@ -70,7 +70,7 @@ def custom_names(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def custom_files(spec: Mapping[str, Any]) -> list[str]:
-    """The files that define them, each once: as this process was given them, or UNKNOWN_FILE."""
+    """The files that define the custom method and network of a run, as the user wrote them, or UNKNOWN_FILE."""
     files = (PLUGIN_FILES[table].get(name, UNKNOWN_FILE) for table, name in custom_names(spec).items())
     return list(dict.fromkeys(files))
 
@@ -86,7 +86,7 @@ def short_name(name: object) -> str:
 
 
 def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
-    """How to open a run again whose custom method or network (`names`, as of `custom_names`) is missing."""
+    """How to open a run again whose custom method or network is missing. `names` are those from `custom_names`."""
     words = {"METHODS": ("method", "method"), "NETS": ("network", "net")}
     what = " and a custom ".join(words[table][0] for table in names)
     arguments = ", ".join(f"{words[table][1]}=My{words[table][1].capitalize()}()" for table in names)
@@ -99,7 +99,7 @@ def explain_missing_plugin(names: Mapping[str, str], path: Path) -> str:
             f"{folder} ..., and to resume it: {use} fit --out {folder} --resume; "
         )
     return (
-        f"the run in {path} was made with a custom {what}, which must be given again; {shell}from Python: "
+        f"the run in {path} was made with a custom {what}, which must be passed again; {shell}from Python: "
         f"warpi.audit.audit({str(path)!r}, {arguments}), warpi.predict({str(path)!r}, data, {arguments}), and to "
         f"resume it: warpi.fit({str(path)!r}, resume=True, {arguments})"
     )

@@ -19,7 +19,7 @@ import torch
 from warpi.data.duplicates.leaks import describe_leaks
 from warpi.data.image_files import SMALL
 from warpi.datasets.hugging_face.saved import store_objects
-from warpi.errors import UserError, blame_file
+from warpi.errors import UserError, blame_file, format_count
 from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
 from warpi.runs.defaults import scale_to_ranks, to_plain_types
@@ -56,9 +56,9 @@ class Run:
     data: LoadedData
 
     def __repr__(self) -> str:
-        """One line, since the fields hold many tensors."""
+        """A single line, because the fields contain many tensors."""
         last = self.history[-1] if self.history else {}
-        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        epochs = format_count(len(self.history), "epoch")
         noisy = "" if self.truth.test_is_clean else " (noisy labels)"
         score = f", test accuracy {last['test_acc']:.2f} %{noisy}" if "test_acc" in last else ""
         rows = f"{len(self.task.train):,} rows, {self.task.n_classes} classes"
@@ -110,11 +110,11 @@ def fitting(
 ) -> Generator[Record | None, None, Run]:
     """Train a method on data with noisy labels; yields None after a step and a record after an epoch.
 
-    Settings are the fields of DataSpec, of Recipe and of the method, as the flags of `warpi fit`. Those that are not
-    set take the default that suits the data. The method is a name or a custom Method; without one, `default_method`
+    Settings are the fields of DataSpec, of Recipe and of the method, like the flags of `warpi fit`. Those that are not
+    set have defaults that suit the data. The method is a name or a custom Method; if it is None, `default_method`
     chooses it. With `resume`, an interrupted run continues from its last checkpoint, and ends as if it had never
-    stopped. Signals stop the run after the current step; a caller that catches signals itself passes its list as
-    `caught`, and one that holds the `lease` of the folder passes that. If there are several ranks
+    stopped. Signals stop the run after the current step. A caller that catches signals itself passes its list as
+    `caught`; one that holds the lease of the folder passes it as `lease`. If there are several ranks
     (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
     """
     settings = to_plain_types(store_objects(to_stored_names(settings), Path(out)))
@@ -328,7 +328,7 @@ def _steps(
 
 
 def _watch(started: _StartedRun, progress: Progress, caught: list[int]) -> None:
-    """Let a method that has no steps show its progress, and stop after a signal."""
+    """Let a method without steps show its progress, and stop it after a signal."""
 
     def report(what: str, share: float) -> None:
         progress.describe(what, share)
@@ -363,7 +363,8 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
     if started.is_new:
         n = prepared.truth.n_repeated
         if n:
-            progress.print(f"{n} rows also appear in the trusted set and are used only as trusted examples")
+            rows = format_count(n, "row")
+            progress.print(f"used only as trusted examples: {rows} that also appear in the trusted set")
         _announce_copies(prepared, progress)
     if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
         left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))
@@ -373,7 +374,7 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
 
 
 def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
-    """Print how many trusted and test rows are copies of other rows: they make accuracies too high."""
+    """Print how many trusted and test rows are copies of other rows, which make accuracies too high."""
     if progress.quiet:
         return
     task, data = prepared.task, vars(prepared.spec.data)
@@ -390,7 +391,7 @@ def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
 
 
 def _estimate_minutes(spec: RunSpec, method: Method) -> float:
-    """How long a training takes on this CPU, from the time of a gradient of one batch and the cost of the method."""
+    """Estimate how long a training takes on this CPU, from the time of one gradient and the cost of the method."""
     shape = method.task.shape
     size = max(2, min(spec.recipe.batch_size, 500_000 // math.prod(shape)))  # a small batch would take too long per row
     x = torch.zeros(size, *shape)

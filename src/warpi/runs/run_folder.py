@@ -1,6 +1,6 @@
 """The folder of a training or few-shot run: what it contains, and how it is written.
 
-A crash at any time leaves a folder that a run can be resumed from. `runs.schema` names the files.
+After a crash at any time, the run can be resumed from its folder. `runs.schema` names the files.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 
 import warpi
 from warpi.datasets.registry import DATASETS
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.runs.schema import (
     BEST,
     CHECKPOINT,
@@ -94,7 +94,7 @@ class RunFolder:
         return (self.path / DONE).exists()
 
     def state(self) -> FolderState:
-        """What is in the folder. Refuses a folder with other files and no run."""
+        """What the folder contains. Refuses a folder with other files but no run."""
         state = FolderState(self.read_spec(), self.has_checkpoint, self.is_done)
         if state.spec is None and not state.has_checkpoint:
             self._check_free()
@@ -105,7 +105,7 @@ class RunFolder:
         return FolderState(*json.loads(distributed.broadcast_from_rank0(lambda: json.dumps(self.state()).encode())))
 
     def read_history(self, advice: str, *, skip_unfinished: bool = False) -> list[Record]:
-        """The records of `results.jsonl`. With `skip_unfinished`, a last line without its end is left out."""
+        """The records of `results.jsonl`. With `skip_unfinished`, an incomplete last line is omitted."""
         lines = [line for line in self._read_lines(advice) if line.endswith(b"\n") or not skip_unfinished]
         return [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
 
@@ -119,7 +119,7 @@ class RunFolder:
     def spec_to_resume(self, state: FolderState, resume: bool, has_settings: bool) -> dict[str, Any] | None:
         """The stored specification if a run is resumed, None if a new one starts; raises if neither is possible.
 
-        A run that failed before its first checkpoint starts again.
+        A run that failed before its first checkpoint starts from the beginning.
         """
         started = state.has_checkpoint or state.is_done
         if state.spec is None and state.has_checkpoint:
@@ -131,17 +131,18 @@ class RunFolder:
         return state.spec if resume else None
 
     def lock(self) -> AbstractContextManager[Lease]:
-        """Context manager: no other process can write to the folder. Waits a while for one that does."""
+        """Context manager: lock the folder, so that no other process writes to it. Waits a while if one does."""
         return one_writer(self.path)
 
     def cut_history(self, n: int) -> list[Record]:
-        """The first n records, those that the checkpoint knows. Lines that a crash left after them are deleted."""
+        """Return the first n records, those up to the checkpoint. Delete lines that a crash left after them."""
         advice = f"restore it, or {ADVICE}"
         lines = self._read_lines(advice)[:n]
         records = [read_record(line, self.results, i, advice) for i, line in enumerate(lines, 1)]
         if len(records) < n:
             raise UserError(
-                f"{self.results} has {len(records)} epochs, but the checkpoint has {n}; put the lines back, or {ADVICE}"
+                f"{self.results} has {format_count(len(records), 'epoch')}, but the checkpoint has {n}; restore the "
+                f"missing lines, or {ADVICE}"
             )
         write_atomically(self.results, b"".join(lines))
         return records

@@ -31,7 +31,7 @@ _COMPARED = (str, int, float, tuple)  # other values, such as modules, cannot be
 def restore_spec(
     stored: dict[str, Any], settings: Mapping[str, Any], method: str | Method | None, path: Path
 ) -> RunSpec:
-    """The specification of a stored run. Settings that are given again must be the same."""
+    """The specification of a stored run. Settings that are passed again must be the same."""
     settings = use_current_names(stored["spec"]["method"], settings)
     name = method
     if isinstance(method, Method):
@@ -63,7 +63,7 @@ def _check_settings(stored: Mapping[str, Any], given: Mapping[str, Any], path: P
     for name, before, after in differences(stored, comparable, shared=True):
         use = ""
         if name == "method" and before not in METHODS:
-            use = ", or name its file with `warpi --use` or `warpi.plugins.use`"
+            use = ", or pass its file to `warpi --use` or `warpi.plugins.use`"
         raise UserError(f"{path} was started with {name} = {before!r}, not {after!r}; choose another --out{use}")
 
 
@@ -89,11 +89,11 @@ def _check_paths(flat: Mapping[str, Any], folder: str | None, path: Path) -> Non
     for name, value in files.items():
         if not value or value in (*DATASETS, "torchvision") or os.path.isabs(value) or os.path.exists(value):
             continue
-        place = f"in {folder}: cd {shlex.quote(folder)}" if folder else "in another folder: go there"
+        location = f"in {folder}: cd {shlex.quote(folder)}" if folder else "in another folder: change to it"
         flag = {"meta_data": "trusted"}.get(name, name).replace("_", "-")
         raise UserError(
             f"there is no {value!r} here: --{flag} of the run in {path} is a relative path, and the run was started "
-            f"{place}; its folder is {path.resolve()}"
+            f"{location}; its folder is {path.resolve()}"
         )
 
 
@@ -145,12 +145,12 @@ def check_same_run(stored: dict[str, Any], now: dict[str, Any], path: Path) -> N
 def comparable_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a specification that two equal runs share, flat.
 
-    Without `changed`, which depends on the defaults, and without the module of a custom network. Settings of the
-    method and the recipe that are null count as absent, since older versions did not have them; settings of the method
-    that are absent have the values of the paper.
+    Omits `changed`, which depends on the defaults, and the module of a custom network. Settings of the method and the
+    recipe that are null count as absent, because older versions did not have them. Settings of the method that are
+    absent have the values of the paper.
     """
-    own = {name: value for name, value in spec.items() if name not in ("options", "recipe", "changed")}
+    settings = {name: value for name, value in spec.items() if name not in ("options", "recipe", "changed")}
     options = {**later_options(spec), **spec["options"], **spec["recipe"]}
-    later = {name: value for name, value in options.items() if value is not None}
-    later["net"] = str(later.get("net")).rpartition(".")[2]
-    return {**own, **later, "image_size": spec.get("image_size") or PHOTO}
+    known = {name: value for name, value in options.items() if value is not None}
+    known["net"] = str(known.get("net")).rpartition(".")[2]
+    return {**settings, **known, "image_size": spec.get("image_size") or PHOTO}

@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, and checks of `spec.json` and `results.jsonl`. No torch."""
+"""The files of a run folder: their names, and checks of `spec.json` and `results.jsonl`. Does not load torch."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -67,7 +67,7 @@ class DataSettings:
 ADDED = ("drop", "types", "text", "missing", "unknown")
 """Fields that older versions did not have. `spec.json` has them only if they are not the default."""
 READ = ("data", "root", "label", *ADDED, "image_size", "noise")
-"""Fields that decide which rows there are, and with which labels. Commands that do not train have only these."""
+"""Fields that determine the rows and their labels. Commands that do not train have only these."""
 NOT_READ = tuple(f.name for f in fields(DataSettings) if f.name not in READ)
 
 FORMAT = "warpi-run/1"
@@ -123,7 +123,7 @@ def check_part(values: Mapping[str, Any], part: str, file: Path, advice: str, ne
 def read_record(line: bytes | str, file: Path, number: int, advice: str) -> dict[str, Any]:
     """Parse one line of `results.jsonl`: names and numbers.
 
-    The error for a line that is not JSON, because it was cut off, has a cause (`__cause__`).
+    If the line is not JSON, because it was cut off, the error has a `__cause__`.
     """
     try:
         record = json.loads(line)
@@ -141,7 +141,7 @@ def _is_a(value: object, kind: type) -> bool:
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**63
     if kind is tuple:
-        return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
     return isinstance(value, kind)
 
 
@@ -150,11 +150,11 @@ def _is_a(value: object, kind: type) -> bool:
 # that runs of all versions can be compared and resumed.
 
 STORED = {"trusted": "meta_data", "labels": "noise"}
-"""The stored name of each setting that is written under another one."""
+"""The stored names of settings that users write under other names."""
 
 
 def to_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as `spec.json` names them; a value may be a list of values, as in the grid of a sweep.
+    """Rename settings as in `spec.json`. A value may be a list of values, as in the grid of a sweep.
 
     A named `recipe` is replaced by the settings it stands for.
     """
@@ -164,15 +164,15 @@ def to_stored_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if stored.get(stored_name) is not None:
-            raise UserError(f"{name} and {stored_name} cannot be set together; leave out {stored_name}")
+            raise UserError(f"{name} and {stored_name} cannot be set together; omit {stored_name}")
         if name == "labels":
-            value = [given_labels(each) for each in value] if isinstance(value, list) else given_labels(value)
+            value = [given_labels(file) for file in value] if isinstance(value, list) else given_labels(value)
         stored[stored_name] = value
     return stored
 
 
 def to_written_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings as users write them."""
+    """Rename stored settings as users write them."""
     written = {}
     for name, value in settings.items():
         if name == "meta_data":
@@ -185,7 +185,7 @@ def to_written_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def given_labels(file: object) -> str:
-    """The noise that replaces the labels by those in a file."""
+    """The setting `noise` that replaces the labels by those in a file."""
     if not str(file).endswith(".json"):
         raise UserError(
             f"labels must be a .json file, as written by `warpi review` or `warpi corrupt`, got {str(file)!r}; "

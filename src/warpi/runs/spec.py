@@ -1,4 +1,4 @@
-"""Settings of a run, checked: `DataSpec` says what to learn from, `RunSpec` everything that decides its numbers."""
+"""Checked settings: `DataSpec` says what to learn from, `RunSpec` contains everything that determines the results."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.hugging_face.saved import plain_path
 from warpi.datasets.load import is_resizable, read_dataset
 from warpi.datasets.registry import DATASETS
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS, explain_unknown_setting
 from warpi.noise.parse import Noise
@@ -40,7 +40,7 @@ from warpi.utils.settings import check_types
 
 
 class DataCache:
-    """Data sets that several runs share. Each is read once and copied to a device once; nothing changes it in place."""
+    """Data sets that several runs share. Each is read once and copied to a device once. Nothing changes it in place."""
 
     def __init__(self) -> None:
         self.read = lru_cache(maxsize=4)(read_dataset)
@@ -64,7 +64,7 @@ class DataSpec(DataSettings):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The user's files and folders that the data is read from, if they exist."""
+        """The user's existing files and folders from which the data is read."""
         noise = Noise.parse(self.noise)
         open_set = noise.other_name if noise.kind == "open_set" else None
         names = (self.data, self.label, self.meta_data, open_set)
@@ -95,9 +95,9 @@ class LoadedData:
 
     dataset: Dataset
     trusted: Dataset | None  # from a second file
-    open_set: Dataset | None  # other inputs, which open-set noise draws from
+    open_set: Dataset | None  # other inputs, from which open-set noise draws
     fingerprints: Mapping[str, str | None]  # of the data as it was read
-    stamps: Mapping[str, str]  # of the files it was read from
+    stamps: Mapping[str, str]  # of the files from which it was read
 
 
 def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
@@ -123,7 +123,7 @@ def load(data: DataSpec, cache: DataCache | None = None) -> LoadedData:
 
 
 def unusual_size(dataset: Dataset) -> int | None:
-    """The side at which image files were read, as `spec.json` stores it: None stands for the usual size of photos."""
+    """The side at which image files were read, as `spec.json` stores it. None stands for the usual size of photos."""
     shape = dataset.examples.shape
     side = shape[-1] if dataset.files is not None and len(shape) == 3 else PHOTO
     return None if side == PHOTO else side
@@ -131,27 +131,27 @@ def unusual_size(dataset: Dataset) -> int | None:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides the numbers of a run. Settings that depend on the data are set by `resolve`."""
+    """Everything that determines the results of a run. `prepare` sets the defaults that depend on the data."""
 
     data: DataSpec
     method: str  # its name
-    base: Method  # the instance that holds its defaults
-    given: Mapping[str, Any]  # settings of the recipe and of the method that the user gave
+    base: Method  # the instance with its defaults
+    given: Mapping[str, Any]  # settings of the recipe and of the method that the user set
     recipe: Recipe
     options: Mapping[str, Any]  # all hyper-parameters of the method
-    changed: Mapping[str, Any]  # the given ones that differ from their defaults; reports print them
+    changed: Mapping[str, Any]  # those that the user set to other values than their defaults; reports print them
     names_method: bool = True  # False: `prepare` chooses the method by the data
 
     @classmethod
     def from_settings(cls, method: str | Method | None, **settings: Any) -> Self:
         """Check settings before any file is read.
 
-        Settings are fields of DataSpec, of Recipe and of the method. A method is a name of METHODS or a custom Method,
-        whose hyper-parameters then count as settings. None: settings may be those of `auto`.
+        Settings are fields of DataSpec, of Recipe and of the method. A method is a name in METHODS or a custom Method,
+        whose hyper-parameters then count as settings. If it is None, settings of `auto` are allowed.
         """
         name, base = resolve_method(method or DEFAULT_METHOD)
-        own = asdict(method) if isinstance(method, Method) else {}
-        settings = to_plain_types({**own, **use_current_names(name, settings)})
+        custom = asdict(method) if isinstance(method, Method) else {}
+        settings = to_plain_types({**custom, **use_current_names(name, settings)})
         names = [{f.name for f in fields(kind)} for kind in (DataSpec, Recipe, base)]
         for key in settings:
             if not any(key in group for group in names):
@@ -171,12 +171,12 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], method: Method | None = None, **settings: Any) -> Self:
-        """The specification that `to_json` wrote, with some settings replaced: custom networks have no stored value."""
+        """Restore what `to_json` wrote. `settings` replace stored values. Custom networks are not stored."""
         absent = later_options(stored) if method is None else {}
         return cls.from_settings(method or stored["method"], **{**absent, **flatten(stored), **settings})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
-        """This specification with defaults that differ from the paper's, for settings that were not given."""
+        """This specification with the given defaults for settings that the user did not set."""
         recipe, options, changed = resolve_defaults(self.base, defaults, self.given)
         replace(self.base, **options)  # checks the values
         return replace(self, recipe=recipe, options=options, changed=changed)
@@ -206,7 +206,7 @@ class RunSpec:
 
 
 def later_options(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the method that the version that stored a specification did not have, with the paper's values."""
+    """Settings of the method that are missing in a specification of an older version, with the paper's values."""
     method = METHODS.get(stored["method"])
     known = {f.name: f.default for f in fields(method) if f.default is not MISSING} if method else {}
     return {name: value for name, value in known.items() if name not in stored["options"]}
@@ -227,7 +227,7 @@ class PreparedRun:
     data: LoadedData
     task: Task
     truth: Truth
-    reason: str = ""  # why this method was chosen, in brackets; empty if the user named one
+    reason: str = ""  # why this method was chosen; empty if the user named one
 
     def to(self, device: torch.device) -> Self:
         return replace(self, task=self.task.to(device), truth=self.truth.to(device))
@@ -237,7 +237,7 @@ class PreparedRun:
         return replace(self, spec=replace(self.spec, recipe=replace(self.spec.recipe, **values)))
 
     def start(self) -> Method:
-        """The method with its initial state. Call this in the context of `seed`."""
+        """Create the method with its initial state. Call this in the context of `seed`."""
         method = self.spec.make_method()
         method.start(self.task, self.spec.recipe)
         return method
@@ -268,8 +268,8 @@ class PreparedRun:
         inputs = "inputs of " + " x ".join(map(str, task.shape))
         if len(task.shape) == 3:
             inputs = f"images of {task.shape[1]} x {task.shape[2]} pixels"
-        epochs = spec.recipe.epochs
-        work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs} epoch{'s' * (epochs > 1)}"
+        epochs = format_count(spec.recipe.epochs, "epoch")
+        work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs}"
         if not spec.base.trains_network:
             work = f"{spec.method} compares models"
         if self.reason:
@@ -280,12 +280,12 @@ class PreparedRun:
 
 
 def files_to_hash(spec: RunSpec) -> dict[str, str | None]:
-    """The files of a run that are identified by their content, by the name of the fact that holds their hash."""
+    """The files of a run that are identified by their content, by the name of the fact with their hash."""
     matrix = spec.options.get("matrix")
     weights = spec.recipe.weights
     return {
         "noise_file_sha256": Noise.parse(spec.data.noise).file,
-        "matrix_file_sha256": matrix if isinstance(matrix, str) else None,  # else the numbers themselves
+        "matrix_file_sha256": matrix if isinstance(matrix, str) else None,  # otherwise it is the numbers themselves
         "weights_sha256": None if weights == "torchvision" else weights,
     }
 
@@ -323,7 +323,7 @@ def prepare(spec: RunSpec, cache: DataCache | None = None, device: torch.device 
 
 
 def settings_to_repeat(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stored specification, flat, without those that a new run on its data would have anyway."""
+    """The settings of a stored specification that differ from those of a new run on its data, flat."""
     method = stored.get("method", DEFAULT_METHOD)
     base = METHODS.get(method, METHODS[DEFAULT_METHOD])
     usual = {**asdict(DataSpec()), **default_split(stored["data"]), **vars(resolve_defaults(base, defaults, {})[0])}

@@ -1,6 +1,6 @@
-"""The facts about its data that a run stores in `spec.json`: one table for resuming, comparing and reporting. No torch.
+"""Facts about the data that a run stores in `spec.json`: one table for resuming, comparing and reporting.
 
-A path or a name alone does not identify the data, so these counts and SHA-256 fingerprints do.
+A path or a name alone does not identify the data; these counts and SHA-256 fingerprints do. Does not load torch.
 """
 
 import json
@@ -22,7 +22,7 @@ class Fact:
     subject: str = "the data or the network"  # what has changed if the run cannot be resumed
     newer: bool = False  # older runs do not store it
     packed: bool = False  # is also in the checkpoint, which must belong to the same run
-    decides_test: bool = False  # two methods are compared only if this is equal
+    decides_test: bool = False  # methods are compared only between runs in which it is equal
 
 
 FACTS = (
@@ -63,7 +63,7 @@ ABSENT = _Absent()
 
 
 class Difference(NamedTuple):
-    """One name that has two values."""
+    """A name with two different values."""
 
     name: str
     before: Any
@@ -82,7 +82,7 @@ def differences(
 
 
 def changed_facts(before: Facts, after: Facts, facts: Iterable[Fact] = FACTS) -> list[tuple[Fact, Any, Any]]:
-    """The facts that differ, with both values. A newer fact that one side does not store is taken as equal."""
+    """The facts that differ, with both values. A newer fact that one side does not store counts as equal."""
     known = (fact for fact in facts if not fact.newer or (fact.name in before and fact.name in after))
     values = ((fact, before.get(fact.name), after.get(fact.name)) for fact in known)
     return [(fact, old, new) for fact, old, new in values if old != new]
