@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import warpi
-from warpi.audit.checked_labels import CHECKED, estimate_noise_rate, read_checked
+from warpi.audit.checked_labels import CHECKED, read_checked
 from warpi.audit.label_scores import judge_labels, posterior
 from warpi.audit.pick import Pick, pick_rows
+from warpi.audit.rates import estimate_noise_rate
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.errors import UserError
@@ -181,11 +182,11 @@ def test_rows_decided_because_they_look_suspicious_are_not_random(
 
     write_export(export, rows, lambda i: "changed" if i in wrong else "open")
     assert main(argv) == 2
-    assert f"{len(wrong)} of the 60 rows that were drawn at random are checked, but not" in capsys.readouterr().err
+    assert f"in the order of the list ({len(wrong)} of 60 random rows)" in capsys.readouterr().err
     lines = export.read_text().splitlines(keepends=True)
     export.write_text("".join(line for line in lines if ",open," not in line))  # somebody kept the decided rows only
     assert main(argv) == 2
-    assert f"{len(wrong)} of the 60 rows that were drawn at random are checked, but not" in capsys.readouterr().err
+    assert f"in the order of the list ({len(wrong)} of 60 random rows)" in capsys.readouterr().err
     write_export(export, rows, lambda i: "changed" if i < 3 else "open")  # three rows at the top may be a coincidence
     assert main(argv) == 2
     capsys.readouterr()

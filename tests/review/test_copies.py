@@ -14,9 +14,10 @@ import torch
 from review_helpers import Client, make_audited_items, make_copies, make_decisions, serve
 
 import warpi
-from warpi.audit.checked_labels import estimate_noise_rate, read_checked
+from warpi.audit.checked_labels import read_checked
 from warpi.audit.decisions import Choice, Store
 from warpi.audit.pick import pick_from_data
+from warpi.audit.rates import estimate_noise_rate
 from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
@@ -146,7 +147,7 @@ def test_dropped_rows_are_left_out_of_exports_and_of_the_next_task(items: Items,
     assert used.sort().values.tolist() == rows
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "dropped": [99]}))
-    with pytest.raises(UserError, match="'dropped' must hold rows of the data"):
+    with pytest.raises(UserError, match="'dropped' must contain rows of the data"):
         read_noise_file(file, items.dataset)
 
 

@@ -1,31 +1,31 @@
-"""Labels that a person has checked, and the noise rate they imply."""
+"""Labels that a person has checked."""
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.decisions import read_decisions
-from warpi.audit.label_scores import Floats, Ints, wilson_interval
+from warpi.audit.label_scores import Floats, Ints
 from warpi.datasets.delimited_files import read_records
 from warpi.errors import UserError
 from warpi.utils.files import sha256
 
 CHECKED = "checked_label"
 _YES = ("1", "true", "yes", "x")
-_OUT_OF_ORDER = "checked_out_of_order"  # column of rows that were not checked in the order of the list
+OUT_OF_ORDER = "checked_out_of_order"  # column of rows that were not checked in the order of the list
 _MIN_IN_ORDER = 10  # fewer checked rows at the start of the list may be there by coincidence
 
 
 def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]:
     """Read a pick file in which a person has filled in the column `checked_label`, one dict per row.
 
-    `path` may instead be a file that `warpi review` exported; then `picked` is the pick file that the review was
-    started with. Cells of the pick file count if the export says nothing about their row.
+    `path` may instead be a file that `warpi review` exported; then `picked` is the pick file with which the review was
+    started. Cells of the pick file count if the export says nothing about their row.
     """
     rows = read_records(path)
     if CHECKED not in rows[0] and {"label", "verified"} <= rows[0].keys():
@@ -35,7 +35,7 @@ def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]
         rows = _fill_list(read_records(picked), rows)
     for name in ("row", "given_label", CHECKED):
         if name not in rows[0]:
-            raise UserError(f"{path} has no column {name!r}; give a filled file of `warpi pick --csv`")
+            raise UserError(f"{path} has no column {name!r}; pass a filled file from `warpi pick --csv`")
     if not any(cells[CHECKED] for cells in rows):
         raise UserError(f"no row of {path} is checked; fill in the column {CHECKED}")
     return rows
@@ -44,10 +44,10 @@ def read_checked(path: Path, picked: Path | None = None) -> list[dict[str, str]]
 def _fill_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> list[dict[str, str]]:
     """Fill a pick list with the decisions of a review, and mark rows that were not decided in the order of the list.
 
-    A review may also decide rows because they look suspicious, and some of these may be on the list; they are not a
-    random sample. Since the order of the list is random, its beginning is one: random rows count up to the first one
-    that was not reviewed, and so do cells filled in the list itself. If the review also decided rows that are not on
-    the list, a beginning of only a few rows may be a coincidence and does not count.
+    A person may also review rows because they look suspicious, and some of these may be on the list; they are not a
+    random sample. The order of the list is random, so its beginning is a random sample: random rows count up to the
+    first one that was not reviewed, and so do cells filled in the list itself. If the review also decided rows that are
+    not on the list, a beginning of only a few rows may be a coincidence and does not count.
     """
     exported_by_row = {cells.get("row"): cells for cells in exported}
     listed_rows = {cells.get("row") for cells in listed}
@@ -71,62 +71,8 @@ def _fill_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> 
         in_order = 0
     for i in random[in_order:]:
         by_review = rows[i][CHECKED] and not listed[i].get(CHECKED)
-        rows[i][_OUT_OF_ORDER] = "1" if by_review else ""
+        rows[i][OUT_OF_ORDER] = "1" if by_review else ""
     return rows
-
-
-def estimate_noise_rate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Estimate the noise rate of the data from the checked `random` rows, with 95 % intervals.
-
-        r_c = sum_i w_i [checked_i != given_i] / sum_i w_i     checked rows of given class c, w = stratum size / picked
-        r   = sum_c N_c / N r_c                                N_c = rows of the data with that label
-
-    The estimate is unbiased, since the probability of drawing each row is known. Its interval is Wilson's for the
-    number of rows of a simple random sample with the same variance. That variance is the larger of
-    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c and of the same sum with r in place of every r_c, because a few rows of a
-    class may show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
-
-    Rows left blank are assumed to be like the others of their class. Rows that were checked out of order are left out
-    (see `read_checked`).
-    """
-    rows, weight = _random_rows(rows)
-    given = np.array([cells["given_label"] for cells in rows])
-    checked = np.array([bool(cells[CHECKED] and not cells.get(_OUT_OF_ORDER)) for cells in rows], dtype=bool)
-    out_of_order = sum(bool(cells.get(_OUT_OF_ORDER)) for cells in rows)
-    _require_checked(checked, out_of_order)
-    wrong = np.array([cells["given_label"] != cells[CHECKED] for cells in rows], dtype=float)
-    names = [name for name in dict.fromkeys(given.tolist()) if checked[given == name].any()]
-    size = np.array([weight[given == name].sum() for name in names])  # N_c
-    by_class = []
-    for name, N in zip(names, size.tolist(), strict=True):
-        members = (given == name) & checked
-        by_class.append({"class": name, **_class_rate(wrong[members], weight[members], N)})
-    share = size / size.sum()
-    class_rate = np.array([c["rate"] for c in by_class])
-    class_n = np.array([c["n"] for c in by_class])
-    rate = float((share * class_rate).sum())
-    pooled = float((share**2 / class_n).sum())
-    stratified = float((share**2 * class_rate * (1 - class_rate) / class_n).sum())
-    n = 1 / max(pooled, stratified / (rate * (1 - rate)) if 0 < rate < 1 else 0.0)
-    low, high = wilson_interval(rate, n / max(1 - checked.sum() / size.sum(), 1e-9))
-    return {
-        "rate": rate,
-        "low": low,
-        "high": high,
-        "checked": int(checked.sum()),
-        "drawn": len(rows),  # at random, checked or not
-        "left_out": out_of_order,
-        "by_class": by_class,
-        "unchecked_classes": sorted({*given.tolist()} - {*names}),  # not covered by the estimate
-    }
-
-
-def _random_rows(rows: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], Floats]:
-    """The rows that were drawn at random, and how many rows of the data each stands for."""
-    if any("part" not in cells for cells in rows):
-        raise UserError("the file does not say how its rows were drawn (column 'part'); add --picked PICK.csv")
-    drawn = [cells for cells in rows if cells["part"] == "random"]
-    return drawn, np.array([row_weight(cells) for cells in drawn])
 
 
 def row_weight(cells: Mapping[str, str]) -> float:
@@ -151,10 +97,10 @@ class RowChecks(NamedTuple):
 
 
 def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequence[str]) -> RowChecks:
-    """The decisions of `warpi review` in a run folder, and the filled lists of `warpi pick`.
+    """The decisions of `warpi review` in a run folder, and the filled lists from `warpi pick`.
 
-    Of the random rows of a review, only those before the first one that was not reviewed count as random: others may
-    have been decided because they looked suspicious.
+    Of the random rows of a review, only those before the first one that was not reviewed count as random, because
+    others may have been decided because they looked suspicious.
     """
     checked: dict[int, tuple[int, bool, float]] = {}
     number = {name: k for k, name in enumerate(classes)}
@@ -184,29 +130,9 @@ def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequ
 
 
 def digest_decisions(folder: Path) -> str | None:
-    """Identifies the decisions of `warpi review` in a run folder; None if there are none."""
+    """A hash of the decisions of `warpi review` in a run folder; None if there are none."""
     file = folder / "review" / "decisions.sqlite"
     if not file.exists():
         return None
     labels, random = read_decisions(file)
     return sha256(json.dumps([sorted(labels.items()), list(random)])) if labels else None
-
-
-def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:
-    if checked.any():
-        return
-    if out_of_order:
-        raise UserError(
-            f"{out_of_order} of the {len(checked)} rows that were drawn at random are checked, but not in the order of "
-            "the list, and rows chosen because they look suspicious say nothing about the noise rate; review the list "
-            "from its beginning with: warpi review --rows LIST.csv"
-        )
-    raise UserError("no row that was drawn at random is checked; the others cannot be used to estimate the noise rate")
-
-
-def _class_rate(wrong: Floats, weight: Floats, N: float) -> dict[str, float]:
-    """For one class of N rows: weighted proportion of wrong labels, its interval, and the effective sample size."""
-    rate = float((weight * wrong).sum() / weight.sum())
-    n = float(weight.sum() ** 2 / (weight**2).sum())
-    low, high = wilson_interval(rate, n / max(1 - len(weight) / N, 1e-9))
-    return {"checked": len(weight), "rate": rate, "low": low, "high": high, "n": n}

@@ -1,19 +1,25 @@
-"""Noise rates: a model's predictions for all rows, corrected by random checks. The intervals do not rely on the model.
+"""Noise rates from random checks, with or without a model's predictions. The intervals do not rely on the model.
+
+`estimate_rate` corrects a model's predictions for all rows:
 
     rate = mean of w over all rows  +  mean over random checks of ([true != given] - w)
 
 w is a model's probability that a label is wrong. If w is good, the second mean has a small variance, so the interval is
 much shorter than that of the checks alone; if w is bad, the interval is longer but still valid. w of a checked row must
-come from a fit without this row (`pair_model.cross_fit_pairs`).
+come from a fit without this row (`pair_model.cross_fit_pairs`). `estimate_noise_rate` uses the checks alone.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from warpi.audit.checked_labels import CHECKED, OUT_OF_ORDER, row_weight
 from warpi.audit.label_scores import Floats, Ints, wilson_interval
+from warpi.errors import UserError
 
 MIN_CHECKS = 20
 _MODEL_ERROR = 0.025  # standard deviation of the error of a model's mean probability; measured on development tables
@@ -28,7 +34,7 @@ class Rate:
     rate: float
     low: float | None
     high: float | None
-    checked: int  # random checks that the interval is based on
+    checked: int  # number of random checks on which the interval is based
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,3 +201,78 @@ def _interval(estimate: float, variance: float, n: int, level: float) -> tuple[f
 
 def _clip(rate: float) -> float:
     return min(max(float(rate), 0.0), 1.0)
+
+
+def estimate_noise_rate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Estimate the noise rate of the data from the checked `random` rows alone, with 95 % intervals.
+
+        r_c = sum_i w_i [checked_i != given_i] / sum_i w_i     checked rows of given class c, w = stratum size / picked
+        r   = sum_c N_c / N r_c                                N_c = rows of the data with that label
+
+    The estimate is unbiased, because the probability of drawing each row is known. Its interval is Wilson's for the
+    number of rows of a simple random sample with the same variance. That variance is the larger of
+    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c and of the same sum with r in place of every r_c, because a few rows of a
+    class may show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
+
+    Blank rows are assumed to be like the others of their class. Rows that were checked out of order are omitted (see
+    `read_checked`). The level is not the 90 % of `estimate_rate`: the result has no field for it and stays comparable
+    with older results, which have 95 %.
+    """
+    rows, weight = _random_rows(rows)
+    given = np.array([cells["given_label"] for cells in rows])
+    checked = np.array([bool(cells[CHECKED] and not cells.get(OUT_OF_ORDER)) for cells in rows], dtype=bool)
+    out_of_order = sum(bool(cells.get(OUT_OF_ORDER)) for cells in rows)
+    _require_checked(checked, out_of_order)
+    wrong = np.array([cells["given_label"] != cells[CHECKED] for cells in rows], dtype=float)
+    names = [name for name in dict.fromkeys(given.tolist()) if checked[given == name].any()]
+    size = np.array([weight[given == name].sum() for name in names])  # N_c
+    by_class = []
+    for name, N in zip(names, size.tolist(), strict=True):
+        members = (given == name) & checked
+        by_class.append({"class": name, **_class_rate(wrong[members], weight[members], N)})
+    share = size / size.sum()
+    class_rate = np.array([c["rate"] for c in by_class])
+    class_n = np.array([c["n"] for c in by_class])
+    rate = float((share * class_rate).sum())
+    pooled = float((share**2 / class_n).sum())
+    stratified = float((share**2 * class_rate * (1 - class_rate) / class_n).sum())
+    n = 1 / max(pooled, stratified / (rate * (1 - rate)) if 0 < rate < 1 else 0.0)
+    low, high = wilson_interval(rate, n / max(1 - checked.sum() / size.sum(), 1e-9))
+    return {
+        "rate": rate,
+        "low": low,
+        "high": high,
+        "checked": int(checked.sum()),
+        "drawn": len(rows),  # at random, checked or not
+        "left_out": out_of_order,
+        "by_class": by_class,
+        "unchecked_classes": sorted({*given.tolist()} - {*names}),  # not covered by the estimate
+    }
+
+
+def _random_rows(rows: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], Floats]:
+    """The rows that were drawn at random, and how many rows of the data each stands for."""
+    if any("part" not in cells for cells in rows):
+        raise UserError("the file does not say how its rows were drawn (column 'part'); add --picked PICK.csv")
+    drawn = [cells for cells in rows if cells["part"] == "random"]
+    return drawn, np.array([row_weight(cells) for cells in drawn])
+
+
+def _require_checked(checked: NDArray[np.bool_], out_of_order: int) -> None:
+    if checked.any():
+        return
+    if out_of_order:
+        raise UserError(
+            f"rows were not checked in the order of the list ({out_of_order} of {len(checked)} random rows), so they "
+            "may have been chosen because they look suspicious, and cannot be used to estimate the noise rate; review "
+            "the list from its beginning: warpi review --rows LIST.csv"
+        )
+    raise UserError("no randomly drawn row is checked, and other rows cannot be used to estimate the noise rate")
+
+
+def _class_rate(wrong: Floats, weight: Floats, N: float) -> dict[str, float]:
+    """For one class of N rows: weighted proportion of wrong labels, its interval, and the effective sample size."""
+    rate = float((weight * wrong).sum() / weight.sum())
+    n = float(weight.sum() ** 2 / (weight**2).sum())
+    low, high = wilson_interval(rate, n / max(1 - len(weight) / N, 1e-9))
+    return {"checked": len(weight), "rate": rate, "low": low, "high": high, "n": n}

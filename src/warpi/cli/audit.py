@@ -207,7 +207,8 @@ def pick(argv: list[str]) -> None:
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    from warpi.audit.checked_labels import estimate_noise_rate, read_checked
+    from warpi.audit.checked_labels import read_checked
+    from warpi.audit.rates import estimate_noise_rate
     from warpi.review.export import write_checked_rows
     from warpi.runs.spec import DataSpec
 
