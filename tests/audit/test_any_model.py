@@ -107,7 +107,7 @@ def test_files_of_probabilities_agree_with_arrays(tmp_path: Path) -> None:
         ({"labels": GIVEN + 1}, "classes are 0 to 2"),
         ({"labels": None}, "labels"),
         ({"classes": ["a", "b"]}, "3 columns for 2 classes|not one of"),
-        ({"trusted": ([N], [0])}, "row 400 is not one of 0 to 399"),
+        ({"trusted": ([N], [0])}, "row 400 is out of range; row numbers go from 0 to 399"),
         ({"trusted": ([1, 1], [0, 0])}, "occurs twice"),
         ({"run": "runs/x"}, "with probabilities"),
         ({"threshold": 1.5}, "threshold"),

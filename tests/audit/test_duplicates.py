@@ -89,7 +89,7 @@ def test_the_command_writes_a_table_and_counts(
     assert {row["part"] for row in leaked} == {"train", "test"}
     assert json.loads(counts.read_text())["labels_differ"] == 1
     printed = capsys.readouterr().out
-    assert "1 groups of copies are in train and test" in printed
+    assert "1 group of copies in train and test" in printed
     assert "leak.jpg" in printed
 
 
@@ -157,9 +157,9 @@ def test_a_crop_beyond_the_limit_and_another_picture_do_not_match() -> None:
 
 def test_mixed_arguments_are_refused(folder: Path) -> None:
     dataset = Dataset("mine", make_images(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), torch.tensor([0, 1]), ("a", "b"))
-    with pytest.raises(UserError, match="either paths or Datasets"):
+    with pytest.raises(UserError, match="either all as paths or all as Datasets"):
         find_duplicates(folder, test=dataset)
-    with pytest.raises(UserError, match="no settings"):
+    with pytest.raises(UserError, match="settings must be omitted"):
         find_duplicates(dataset, label="y")
 
 
@@ -214,11 +214,11 @@ def test_a_bounded_search_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatc
     arguments = (splits[0], None, None, splits[1], ("a", "b"), "C")
     assert describe_leaks(*arguments)[0].startswith("3 of 3 test rows are copies or near copies of a")
     monkeypatch.setattr(search, "MOST_PAIRS", 0)
-    expected = "near copies were not searched (too many images look alike); to search them: C"
+    expected = "near copies were not searched for (too many images look alike); to search for them: C"
     assert describe_leaks(*arguments)[-1] == expected
     monkeypatch.setattr(search, "MOST_ROWS", 6)
     lines = describe_leaks(*arguments)
     assert lines[0] == "2 of 3 test rows have the same input as a training row; the test accuracy may be too high"
-    assert lines[-1] == "near copies were not searched (7 rows are too many); to search them: C"
+    assert lines[-1] == "near copies were not searched for (7 rows are too many); to search for them: C"
     small = Dataset("small", make_images(x[:, :, ::4, ::4].contiguous()), y, ("a", "b"))
-    assert find_duplicates(small).describe()[-1].endswith("images of less than 32 pixels look too much alike")
+    assert find_duplicates(small).describe()[-1].endswith("fewer than 32 pixels per side look too much alike")

@@ -296,7 +296,7 @@ def break_project(kind: str) -> Any:
         ("min", "not JSON-MIN"),
         ("several classes", "task 1000: ann@x.org chose 2 classes"),
         ("several controls", "name one of them with --choices: kind, other"),
-        ("no labels", "none of its 1 tasks has a label"),
+        ("no labels", "no task has a label"),
         ("annotations", "is not a list of tasks"),
     ],
 )

@@ -28,7 +28,7 @@ from warpi.utils.seeding import derive
 log = logging.getLogger("warpi.audit")
 
 FITS = 3
-MOST_ROWS = 20_000  # of a run of auto that is fitted again; with more rows, two fits differ little
+MOST_ROWS = 20_000  # with more rows, a run of auto is not fitted again, because two fits would differ little
 FILE = "cross-fit.npz"
 
 
@@ -50,7 +50,7 @@ def can_cross_fit(method: Method) -> bool:
 
 
 def cross_fit(method: Method, split: Split, folder: Path | None) -> CrossFit:
-    """Predict the rows of a split, which has the labels to audit. The result is kept in the run folder."""
+    """Predict the rows of a split, which has the labels to audit. The result is stored in the run folder."""
     y = split.y.cpu().numpy()
     file = None if folder is None else folder / FILE
     stored = None if file is None else _read(file, y, method)
@@ -64,7 +64,7 @@ def cross_fit(method: Method, split: Split, folder: Path | None) -> CrossFit:
 
 
 def _combine_with_own(method: Method, split: Split) -> CrossFit:
-    """The fit of the run itself and some more. Its trusted rows are predicted by fits without them."""
+    """Combine the fit of the run itself with further fits. The run has predicted its trusted rows out of sample."""
     own = method.out_of_sample()
     assert own is not None
     p, T = [own.p.numpy()], [own.transition.numpy()]
@@ -126,11 +126,11 @@ def _write(file: Path, result: CrossFit) -> None:
     try:
         write_atomically(file, content.getvalue())
     except UserError as e:  # a read-only run folder; the audit itself can still be completed
-        log.warning("the predictions are not stored, so the next audit makes them again: %s", e)
+        log.warning("the predictions are not stored, so the next audit computes them again: %s", e)
 
 
 def _read(file: Path, y: Ints, method: Method) -> CrossFit | None:
-    """Predictions that an earlier audit stored; None if there are none, or if they are about other rows or labels."""
+    """Predictions that an earlier audit stored; None if there are none, or if they are for other rows or labels."""
     if not file.exists():
         return None
     try:

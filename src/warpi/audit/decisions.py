@@ -78,7 +78,7 @@ class Decision(NamedTuple):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the row is left out of the corrected data, because a copy of it is kept."""
+        """Whether the row is omitted from the corrected data, because a copy of it is kept."""
         return self.step.startswith(COPIES) and self.action == "unsure"
 
 
@@ -94,14 +94,14 @@ class Choice(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Decisions in force about the rows of a step: `refused` are rows that someone else had decided in the meantime."""
+    """Decisions in force about the rows of a step. `refused` are rows that someone else decided in the meantime."""
 
     done: dict[int, Decision | None]
     refused: dict[int, Decision | None]
 
 
 class _PendingChange:
-    """A change of the file that a thread waits for, and then its result or error."""
+    """A change of the file for which a thread waits, and then its result or error."""
 
     def __init__(self, change: Callable[[], Any]) -> None:
         self.change = change
@@ -124,9 +124,8 @@ class Store:
         self._in_force: dict[int, Decision] = {}  # the decisions in force, as of the state `_read_at` of the file
         self._read_at: int | None = None
         self._shown: Mapping[int, Decision] | None = None  # a copy of `_in_force` that is never changed
-        self._by_prefix: dict[
-            str, tuple[Mapping[int, Decision], dict[int, Decision]]
-        ] = {}  # with the copy it was made from
+        # The decisions of each prefix, with the copy in `_shown` from which they were made.
+        self._by_prefix: dict[str, tuple[Mapping[int, Decision], dict[int, Decision]]] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -139,7 +138,7 @@ class Store:
             raise UserError(f"cannot store decisions in {path}: {e}; choose another --out") from e
 
     def _check_about(self, about: Mapping[str, Any]) -> None:
-        """Raise if the file is about another data set: decisions identify rows only by number."""
+        """Raise if the file is about another data set, because decisions identify rows only by number."""
         wanted = {key: json.dumps(value) for key, value in about.items()}
         with self._writing() as db:
             stored = dict(db.execute("SELECT key, value FROM about"))
@@ -166,7 +165,7 @@ class Store:
                 raise
 
     def _commit(self, change: Callable[[], T]) -> T:
-        """Make a change of the file, in one transaction with all others that wait. It is on disk on return.
+        """Change the file, in one transaction with all other waiting changes. The change is on disk on return.
 
         The first thread that gets the lock commits for all threads that wait for it.
         """
@@ -214,7 +213,7 @@ class Store:
             db.execute("INSERT OR REPLACE INTO about VALUES ('random_rows', ?)", (value,))
 
     def random_rows(self) -> dict[int, float]:
-        """The rows of all lists that were reviewed and were drawn at random, with their weights."""
+        """The rows of all reviewed lists that were drawn at random, with their weights."""
         with self._lock:
             stored = self._db.execute("SELECT value FROM about WHERE key = 'random_rows'").fetchone()
         return _parse_random(stored and stored[0], self.path)
@@ -225,7 +224,7 @@ class Store:
             return self._db.execute("SELECT 1 FROM log LIMIT 1").fetchone() is None
 
     def current_decisions(self) -> Mapping[int, Decision]:
-        """The decisions in force, by row: the same object until a decision is made."""
+        """The decisions in force, by row. Returns the same object until a decision is made."""
         with self._lock:
             self._read_again_if_changed()
             if self._shown is None:
@@ -244,19 +243,19 @@ class Store:
     def _read_rows(self, rows: Iterable[int]) -> dict[int, Decision | None]:
         """Read the decisions in force about some rows that have changed."""
         query = f"SELECT {_COLUMNS.format('valid')} FROM valid WHERE row = ? ORDER BY id DESC LIMIT 1"
-        found: dict[int, Decision | None] = {}
+        decisions: dict[int, Decision | None] = {}
         self._shown = None
         for row in rows:
             entry = self._db.execute(query, (row,)).fetchone()
-            found[row] = Decision(*entry) if entry else None
+            decisions[row] = Decision(*entry) if entry else None
             if entry:
                 self._in_force[row] = Decision(*entry)
             else:
                 self._in_force.pop(row, None)
-        return found
+        return decisions
 
     def decisions_of(self, prefix: str) -> Mapping[int, Decision]:
-        """The last decision about each row by the tabs whose name begins with `prefix`, if it is not undone."""
+        """The last decision about each row, if not undone, by tabs whose name begins with `prefix`."""
         everything = self.current_decisions()
         with self._lock:
             known = self._by_prefix.get(prefix)
@@ -278,8 +277,8 @@ class Store:
     def decide(self, choices: Iterable[Choice], tab: str, step: str, prefix: str = "") -> Outcome:
         """Store decisions. If someone else has decided a row that the person saw as open, the first decision stays.
 
-        A step that is sent again because its answer was lost is stored only once. If several people review the same
-        rows, each has a `prefix`; a row is open to a person until a tab whose name begins with it has decided the row.
+        A step that is sent again because the response was lost is stored only once. If several people review the same
+        rows, each has a `prefix`. A row is open to a person until a tab whose name begins with it has decided the row.
         """
         asked = list(choices)
         return self._commit(lambda: self._decide(asked, tab, step, prefix))
@@ -337,7 +336,7 @@ class Store:
 def read_decisions(path: Path) -> tuple[dict[int, str | None], dict[int, float]]:
     """The label in force of every row that a person decided (None: unsure or skipped), and `Store.random_rows`.
 
-    Suggestions that were accepted automatically are left out. The file is only read. It may be about any data set.
+    Suggestions that were accepted automatically are omitted. The file is only read, and may be about any data set.
     """
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)) as db:

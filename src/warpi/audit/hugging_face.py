@@ -32,10 +32,10 @@ def save_with_audit(
 ) -> None:
     """Write the data of a run to the folder `out`, which `datasets.load_from_disk` reads.
 
-    The training rows have three more columns: `label_quality`, `suggested_label` and `is_label_issue`; rows that were
-    not audited have none of them. All rows, columns, images and other splits stay. `corrected` replaces columns, and
-    adds others: each has a value per training row. `dropped` are training rows that are left out. If the data are
-    features of a Hugging Face data set (`warpi embed`), that data set is written.
+    The training rows get three more columns: `label_quality`, `suggested_label` and `is_label_issue`. They are empty
+    for rows that were not audited. All rows, columns, images and other splits stay. `corrected` replaces or adds
+    columns, with one value per training row. `dropped` are training rows to omit. If the data are features of a Hugging
+    Face data set (`warpi embed`), that data set is written.
     """
     try:
         import datasets
@@ -66,7 +66,7 @@ def save_with_audit(
 
 
 def embedded_source(data: str, label: str | None) -> tuple[str, str | None]:
-    """The Hugging Face data set from which features were computed, and its column of labels; or both as they are."""
+    """The Hugging Face data set from which features were computed, and its label column. Other data is unchanged."""
     if not is_features(Path(data)):
         return data, label
     manifest = FeatureFolder(Path(data)).read_manifest()
@@ -152,13 +152,13 @@ def _source_splits(dataset: Dataset, data: str) -> dict[str, Any]:
         return {"train": datasets.Dataset.from_dict({"x": x, "label": names})}
     from PIL import Image
 
-    pictures = [Image.fromarray(each[0] if len(each) == 1 else each.transpose(1, 2, 0)) for each in x]
+    pictures = [Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)) for pixels in x]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
     return {"train": datasets.Dataset.from_dict({"image": pictures, "label": names}, features=features)}
 
 
 def _numbers(cells: Sequence[str]) -> list[Any]:
-    """Cells of a csv file as whole or other numbers if all of them are numbers; blanks as None."""
+    """Cells of a csv file as integers or floats if all of them are numbers; blanks as None."""
     for kind in (int, float):
         try:
             return [kind(cell) if cell.strip() else None for cell in cells]

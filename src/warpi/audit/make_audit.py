@@ -73,7 +73,7 @@ def audit(
         threshold: labels with a higher `wrong_probability` are reported as issues.
         device: "auto", "cpu" or "cuda".
         save: whether to store the result in the run folder.
-        checked: lists of `warpi pick`, in which a person has filled in the column `checked_label`.
+        checked: lists from `warpi pick`, in which a person has filled in the column `checked_label`.
         probabilities: instead of a run: an array [N, K], or a .npy, .csv or .parquet file, from models that were not
             trained on the row they predict. A .npy file is read in chunks.
         labels: with probabilities: the given labels [N], as class names or numbers, a file, or a Dataset of Hugging
@@ -85,20 +85,20 @@ def audit(
     """
     if probabilities is not None:
         if run is not None or folds or rows or checked or custom:
-            raise UserError("with probabilities, give labels, trusted, classes and threshold only")
+            raise UserError("with probabilities, pass only labels, trusted, classes and threshold")
         if is_dataset(labels):
             labels, own = read_labels(labels)
             classes = classes or own
         return audit_probabilities(probabilities, labels, trusted, classes, threshold)
     if run is None or labels is not None or trusted is not None:
-        raise UserError("give a run, or probabilities and labels; trusted rows of a run are given to fit")
+        raise UserError("pass a run, or probabilities and labels; the trusted rows of a run are passed to fit")
     _check_arguments(folds, rows, threshold)
     if isinstance(run, Path | str):
         run = reopen(run, device, custom)
     method = run if isinstance(run, Method) else run.method
     path = None if isinstance(run, Method) else run.path
     if not hasattr(method, "task"):
-        raise UserError("this method has not been trained; train it first, or give a run folder")
+        raise UserError("this method has not been trained; train it first, or pass a run folder")
     if rows is None:
         rows = "all" if isinstance(run, Run) and not run.truth.test_is_clean else "train"
     result = _audit_method(method, path, _held_out_splits(run, method), folds, rows, threshold, checked)
@@ -132,12 +132,12 @@ def _audit_method(
     T, row, predictions = predicted.T, predicted.row, predicted.rows
     y = predictions.y
     row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
-    at, checked_pairs = _checked_pairs(row, predictions, row_checks)
+    positions, checked_pairs = _checked_pairs(row, predictions, row_checks)
     pairs = _trusted_pairs(method, predicted)
     votes = None
-    if len(at) + len(pairs.true) >= MIN_PAIRS:
+    if len(positions) + len(pairs.true) >= MIN_PAIRS:
         votes = _count_votes(method, predicted, row, y, len(pairs.true))
-    posterior = combine_with_checks(predictions.p, y, T, at, checked_pairs, pairs, votes)
+    posterior = combine_with_checks(predictions.p, y, T, positions, checked_pairs, pairs, votes)
     judged = scores.judge_labels(posterior.q, y, threshold)
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
     classes = method.task.classes
@@ -156,7 +156,7 @@ def _audit_method(
     }
     class_rates = estimate_class_rates(posterior.checks, len(classes), _LEVEL)
     rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, class_rates, strict=True))
-    learned = posterior.q if posterior.learned or len(at) else None
+    learned = posterior.q if posterior.learned or len(positions) else None
     known = posterior.pairs if len(posterior.pairs.true) else None
     result = Audit(row, y, *judged, uncertainty, predictions.p, T, classes, rates, facts, learned, known)
     _warn(facts, predicted.trusted_left_out)
@@ -172,7 +172,7 @@ def _store(result: Audit, path: Path) -> None:
 
 
 def load_or_make_audit(run: Run) -> Audit:
-    """The audit stored in a run folder. A new one if there is none, or if people have made decisions since."""
+    """The audit stored in a run folder, or a new one if there is none or if people have made decisions since."""
     file = run.path / AUDIT_FILE
     if not file.exists():
         return audit(run)
@@ -215,7 +215,7 @@ class _Predictions:
     row: Ints  # [n] rows of the data set, ascending
     rows: RowPredictions
     trusted: RowPredictions
-    trusted_left_out: bool  # the trusted rows are predicted by models that were not trained on them
+    trusted_left_out: bool  # whether the trusted rows are predicted by models that were not trained on them
     T: Floats  # [K, K] estimated transition matrix
     source: str  # describes where the probabilities come from
     temperature: float = 1.0
@@ -259,7 +259,7 @@ def _predict_by_auto(method: Method, path: Path | None, held_out: list[Split]) -
 
 
 def _predict_by_method(method: Method, folds: int, path: Path | None, held_out: list[Split]) -> _Predictions:
-    """Predict by the trained method itself; with folds, out of sample."""
+    """Predict by the trained method itself, or with `folds` out of sample."""
     task = method.task
     trusted = predict_split(method, task.meta)
     val = predict_split(method, task.val)
@@ -376,9 +376,9 @@ def _checked_pairs(row: Ints, predictions: RowPredictions, checks: RowChecks) ->
     """The audited rows that a person has checked: their positions and pairs."""
     position = {number: i for i, number in enumerate(row.tolist())}
     audited = np.array([number in position for number in checks.row.tolist()], dtype=np.bool_)
-    at = np.array([position[number] for number in checks.row[audited].tolist()], dtype=np.int64)
-    labels = checks.label[audited]
-    return at, Pairs(predictions.p[at], predictions.y[at], labels, checks.random[audited], checks.weight[audited])
+    index = np.array([position[number] for number in checks.row[audited].tolist()], dtype=np.int64)
+    p, y, true = predictions.p[index], predictions.y[index], checks.label[audited]
+    return index, Pairs(p, y, true, checks.random[audited], checks.weight[audited])
 
 
 def _count_votes(method: Method, predicted: _Predictions, row: Ints, y: Ints, n_trusted: int) -> Floats | None:

@@ -123,7 +123,7 @@ def predict_out_of_sample(method: Method, n: int, folder: Path | None = None) ->
     if np.bincount(y, minlength=method.task.n_classes).min() < 2:
         raise UserError("folds need at least two training rows of every class, but one class has only one row; use 0")
     if n > len(y):
-        raise UserError(f"{n} folds of {len(y)} training rows would be too small; use fewer")
+        raise UserError(f"{n} folds of {len(y)} training rows would be too small; use fewer folds")
     trusted = method.task.meta
     trusted_y = y[:0] if trusted is None else trusted.y.cpu().numpy()
     can_leave_out = np.bincount(trusted_y, minlength=method.task.n_classes)[trusted_y] > 1
@@ -179,7 +179,7 @@ def _write_fold(file: Path, rows: RowPredictions, trusted: RowPredictions) -> No
 def _read_fold(file: Path, fold: Ints, y: Ints, trusted_y: Ints) -> tuple[RowPredictions, RowPredictions] | None:
     """Read the predictions that an earlier process stored.
 
-    None if there are none, if they are about other rows, or if they have no trusted rows (older versions).
+    Returns None if there are none, if they are for other rows, or if they have no trusted rows (older versions).
     """
     if not file.exists():
         return None

@@ -55,7 +55,7 @@ def count_votes(
 
 
 def pair_features(p: Floats, y: Ints, votes: Floats | None = None, others: int = 0) -> tuple[Floats, list[str]]:
-    """The features F [N, K, D] of every row and class, and their names. Without `votes` [N, K], they are left out.
+    """The features F [N, K, D] of every row and class, and their names. `votes` [N, K] are optional.
 
     The transition matrices are estimated without the last `others` rows.
     """
@@ -143,7 +143,7 @@ def mean_posterior(features: Floats, fits: Sequence[Floats]) -> Floats:
 def fit_folds(
     features: Floats, names: list[str], true: Ints, folds: int = 5, seed: int = 0
 ) -> tuple[list[Floats], Floats]:
-    """Fit b without one fold of the checked rows each; also their posteriors out of fold.  [D] each, [m, K]"""
+    """Fit b without each fold of the checked rows, and compute their posteriors out of fold.  [D] each, [m, K]"""
     m = len(true)
     folds = min(folds, m)
     if folds < 2:

@@ -73,7 +73,7 @@ def labels_with_noise(dataset: Dataset, noise: str, seed: int) -> NoisyLabels:
     """The labels of a data set with the noise that `warpi fit --noise NOISE --seed SEED` adds."""
     parsed = Noise.parse(noise)
     if parsed.other_name:
-        raise UserError(f"noise {noise} replaces inputs, which only a run can show; leave it out")
+        raise UserError(f"noise {noise} replaces inputs, which only a run can show; omit it")
     return parsed.apply(dataset, generator(seed, "noise"), None)
 
 
@@ -110,7 +110,7 @@ def pick_from_data(
     id: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> Pick:
-    """Pick n rows of data without a run; with `coverage` they are spread over the inputs of each class."""
+    """Pick n rows of data without a run. With `coverage`, they are spread over the inputs of each class."""
     dataset = spec.read()
     noisy = labels_with_noise(dataset, spec.noise, seed)
     y = noisy.y.numpy()
@@ -119,7 +119,7 @@ def pick_from_data(
     features = None
     if coverage:
         if not isinstance(dataset.examples, TensorExamples):
-            raise UserError("--coverage needs inputs in memory, but these are files; leave it out, or pick from a run")
+            raise UserError("--coverage needs inputs in memory, but these are files; omit it, or pick from a run")
         features = dataset.examples.x[row].float()
     paths = dataset.files.paths if dataset.files else None
     copied = read_copied_columns(spec.data, dataset.encoding, id, keep)
@@ -157,10 +157,10 @@ def pick_rows(
     informative = np.zeros(0, np.int64)
     if audit is not None and n > n_random:
         informative = _most_uncertain(audit, np.setdiff1d(np.arange(len(row)), random), n - n_random)
-    none = np.zeros(len(informative), np.int64)
+    zeros = np.zeros(len(informative), np.int64)
     stratum = strata[random]
-    picked = np.concatenate([count[stratum], none])
-    sizes = np.concatenate([size[stratum], none])
+    picked = np.concatenate([count[stratum], zeros])
+    sizes = np.concatenate([size[stratum], zeros])
     order = _draw(np.arange(n), n, rng)
     chosen = np.concatenate([random, informative])[order]
     return Pick(row[chosen], given[chosen], order < len(random), sizes[order], picked[order], classes, audit, paths)
@@ -183,7 +183,7 @@ def _distribute(size: Ints, n: int) -> Ints:
 
 
 def _distribute_by_class(strata: Ints, given: Ints, n: int, K: int) -> Ints:
-    """Distribute n evenly over the classes; within a class first one per stratum, then in proportion to their sizes."""
+    """Distribute n evenly over the classes, and within a class first one per stratum, then in proportion to size."""
     size = np.bincount(strata)
     count = np.zeros(len(size), np.int64)
     for k, quota in enumerate(_distribute(np.bincount(given, minlength=K), n)):
@@ -195,7 +195,7 @@ def _distribute_by_class(strata: Ints, given: Ints, n: int, K: int) -> Ints:
 
 
 def _cluster(features: Tensor, given: Ints, quota: Ints, rng: torch.Generator) -> Ints:
-    """Strata: as many k-means clusters of the inputs of each class as rows will be drawn from it.  [N]"""
+    """The strata are k-means clusters of the inputs of each class, as many as rows will be drawn from it.  [N]"""
     h = features.flatten(1).float()
     h = (h - h.mean(0)) / h.std(0).clamp_min(1e-6)
     strata = np.zeros(len(given), np.int64)

@@ -20,7 +20,7 @@ from warpi.utils.limits import check_array_file
 
 AUDIT_FILE = "audit.npz"
 FORMAT = "warpi-audit/1"
-_MANY = 1_000_000  # rows of an audit that is not compressed
+_MANY = 1_000_000  # audits with more rows are not compressed
 _RATE_KEYS = ("n", "rate")
 _INTERVAL_KEYS = ("low", "high")  # None: no interval was computed
 MODEL_BASED = "model-based, usually too low when mistakes cluster at class boundaries"
@@ -47,8 +47,8 @@ class Audit:
     """Results for the given labels of N examples of a data set with K classes. The arrays are parallel.
 
     `row` is the row of the example in the data set as it was read (`Dataset.examples`, `Dataset.y`), in ascending
-    order. Rows of the trusted set and images that cannot be read are left out. Labels are class indices; `classes`
-    holds their names.
+    order. Rows of the trusted set and images that cannot be read are omitted. Labels are class indices; `classes`
+    contains their names.
     """
 
     row: Ints  # [N] rows of the data set
@@ -93,8 +93,8 @@ class Audit:
     ) -> dict[str, Any]:
         """The columns of the table, with class names as labels.
 
-        `paths` holds the image file of every row of the data set (`Dataset.files.paths`), if there are any; it adds a
-        last column. `copied` are columns of the data, such as ids (`read_copied_columns`), which follow `row`.
+        `paths` are the image files of all rows of the data set (`Dataset.files.paths`), which become the last column.
+        `copied` are columns of the data, such as ids (`read_copied_columns`), which follow `row`.
         """
         from warpi.datasets.columns.copied import insert_copied  # imports torch, which reading an audit does not need
 
@@ -206,7 +206,7 @@ class Audit:
 
 
 def _write_uncompressed(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays directly into a file, which then replaces an old one: a copy in memory may not fit."""
+    """Write arrays directly into a file, which then replaces an old one, because a copy may not fit into memory."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -220,7 +220,7 @@ def _write_uncompressed(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _format_lines(columns: Mapping[str, Any], size: int = 20_000) -> Iterator[list[object]]:
-    """The lines of a table. Columns are converted in chunks: a list of all cells takes ten times their memory."""
+    """The lines of a table. Columns are converted in chunks; a list of all cells would take ten times their memory."""
     for start in range(0, len(next(iter(columns.values()))), size):
         for row in zip(*(column[start : start + size].tolist() for column in columns.values()), strict=True):
             yield [f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row]

@@ -16,7 +16,7 @@ from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 
 MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
-_MOST_ROWS = 50_000  # for which nearest neighbors are searched
+_MOST_ROWS = 50_000  # for which nearest neighbors are computed
 _MOST_FEATURES = 5_000
 
 
@@ -48,16 +48,16 @@ class Posterior(NamedTuple):
     q: Floats  # [n, K] P(true class | x, given label); certain for checked rows
     checks: Checks  # for the noise rate
     pairs: CheckedPairs
-    learned: bool  # from pairs, and not only by Bayes' rule
+    learned: bool  # whether q is learned from pairs, and not only Bayes' rule
 
 
 def combine_with_checks(
-    p: Floats, y: Ints, T: Floats, at: Ints, checked: Pairs, trusted: Pairs, votes: Floats | None
+    p: Floats, y: Ints, T: Floats, positions: Ints, checked: Pairs, trusted: Pairs, votes: Floats | None
 ) -> Posterior:
     """The posterior of rows with predictions p [n, K] and given labels y [n].
 
-    `checked` are the rows at the positions `at` [m], and `trusted` are other rows. `votes` [n + trusted, K] are the
-    labels of similar rows, if they are known.
+    `checked` are the rows at `positions` [m], and `trusted` are other rows. `votes` [n + trusted, K] are the labels of
+    similar rows, if they are known.
     """
     n = len(y)
     pairs = Pairs.join(checked, trusted)
@@ -66,16 +66,16 @@ def combine_with_checks(
         every_p = np.concatenate([p, trusted.p])
         every_y = np.concatenate([y, trusted.given])
         features, names = pair_features(every_p, every_y, votes, others=len(trusted.true))
-        places = np.concatenate([at, n + np.arange(len(trusted.true))])
-        q, left_out = cross_fit_pairs(features, names, places, pairs.true)
+        all_positions = np.concatenate([positions, n + np.arange(len(trusted.true))])
+        q, left_out = cross_fit_pairs(features, names, all_positions, pairs.true)
         q = q[:n]
     else:
         q = scores.posterior(p, y, T)
         left_out = scores.posterior(pairs.p, pairs.given, T)
-    position = np.concatenate([at, np.full(len(trusted.true), -1)])
-    judged = CheckedPairs(left_out, pairs.given, pairs.true, pairs.random, pairs.weight, position)
+    in_audit = np.concatenate([positions, np.full(len(trusted.true), -1)])
+    judged = CheckedPairs(left_out, pairs.given, pairs.true, pairs.random, pairs.weight, in_audit)
     known = q.copy()
-    known[at] = np.eye(p.shape[1])[checked.true]
+    known[positions] = np.eye(p.shape[1])[checked.true]
     return Posterior(known, make_checks(judged, y, y, q, judged.given), judged, learned)
 
 
@@ -132,7 +132,7 @@ def count_wrong_labels(audit: Audit, label: Ints, above: float = 0.0, level: flo
 
 
 def _scale(rate: Rate, n: int) -> Rate:
-    """A number of rows instead of a fraction."""
+    """Convert a fraction, and its limits, to a number of rows."""
     low, high = (None if end is None else n * end for end in (rate.low, rate.high))
     return replace(rate, rate=n * rate.rate, low=low, high=high)
 

@@ -196,7 +196,8 @@ def _export_label_studio(given: Mapping[str, Any]) -> None:
     if decisions and not decisions.exists():
         raise UserError(f"there are no decisions in {decisions}; make some with: warpi review {given['source']}")
     prefix = LOCAL_FILES if given["prefix"] is None else given["prefix"]
-    options = {name: given[name] for name in ("tasks", "choices", "reviewer", "issues", "device")}
+    options = {name: given[name] for name in ("tasks", "choices", "reviewer", "device")}
+    options["only_issues"] = given["issues"]
     tasks, interface = export_run(given["source"], decisions=decisions, prefix=prefix, **options)
     write_json(given["out"], tasks)
     if given["interface"]:

@@ -19,7 +19,7 @@ from warpi.utils.files import write_csv
 
 _ROW = ("row", "task", "item", "id", "path")  # columns of a long table that identify the row, in this order
 _ANNOTATOR = ("annotator", "worker", "annotator_id", "worker_id")
-_WIDE = ("label_", "annotator_", "annotator")  # beginnings of the names of columns with labels
+_WIDE = ("label_", "annotator_", "annotator")  # prefixes of the names of columns with labels
 _ADDED = ("label", "label_probability", "n_labels", "agreement", "review")
 _LEVEL, _Z = 0.9, 1.644854  # of the intervals
 SURE = 0.9
@@ -34,7 +34,7 @@ class AnnotatorLabels:
     classes: tuple[str, ...]
     annotators: tuple[str, ...]
     rows: Mapping[str, Sequence[object]]  # columns that describe the rows, copied to the result
-    number: Ints | None  # [N] of each row in the data, ascending; None: not known
+    number: Ints | None  # [N] row of the data, ascending; None: not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Consensus:
     review: tuple[str, ...]  # N reasons to review a row; '' for none
     classes: tuple[str, ...]
     annotators: tuple[Mapping[str, Any], ...]  # one dict each: annotator, n, accuracy, low, high, checked
-    quality: Mapping[str, Any]  # the same for the consensus itself, as it is without the trusted labels
+    quality: Mapping[str, Any]  # the same for the consensus itself, without the trusted labels
     model: DawidSkene
     rows: Mapping[str, Sequence[object]]  # columns of the input that describe the rows
 
@@ -118,15 +118,15 @@ def _make_consensus(read: AnnotatorLabels, model: DawidSkene, trusted: TrustedRo
     review = _reasons(q[index, label], votes, n, None if p is None else p.argmax(1), label, trusted.row)
     annotators = []
     for a, name in enumerate(read.annotators):
-        mine = labels.annotator == a
-        annotators.append({"annotator": name, **_rate(labels.row[mine], labels.label[mine], model, trusted)})
+        by_a = labels.annotator == a
+        annotators.append({"annotator": name, **_rate(labels.row[by_a], labels.label[by_a], model, trusted)})
     quality = _rate(index, model.q.argmax(1), model, trusted)
     parts = (n, agreement, review, read.classes, tuple(annotators), quality, model, read.rows)
     return Consensus(label, q[index, label], q, *parts)
 
 
 def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label: Ints, known: Ints) -> tuple[str, ...]:
-    """The reasons why a person should look at a row; '' if there are none."""
+    """The reason why a person should review each row; '' if there is none."""
     reason = np.full(len(sure), "", dtype=object)
     doubtful = sure < SURE
     reason[doubtful] = "uncertain"
@@ -139,21 +139,21 @@ def _reasons(sure: Floats, votes: Floats, n: Ints, predicted: Ints | None, label
 
 
 def _rate(row: Ints, label: Ints, model: DawidSkene, trusted: TrustedRows) -> dict[str, Any]:
-    """The share of labels that are right, of one annotator or of the consensus, with a 90 % interval.
+    """The fraction of right labels of one annotator or of the consensus, with a 90 % interval.
 
     With 20 or more labels of random trusted rows, the interval is based on these: the mean over all labels is
     corrected by its mean error on the trusted rows. Otherwise it assumes that the model is right.
     """
     wrong = 1 - model.q[row, label]
     order = np.searchsorted(trusted.row, row)
-    found = np.flatnonzero(np.append(trusted.row, -1)[order] == row)
-    place = order[found]
-    none = np.zeros(len(found), np.bool_)
-    is_wrong = label[found] != trusted.true[place]
-    certain, random, weight = np.zeros(len(row), np.bool_), trusted.random[place], trusted.weight[place]
+    checked = np.flatnonzero(np.append(trusted.row, -1)[order] == row)
+    index = order[checked]
+    none_certain = np.zeros(len(checked), np.bool_)
+    is_wrong = label[checked] != trusted.true[index]
+    certain, random, weight = np.zeros(len(row), np.bool_), trusted.random[index], trusted.weight[index]
     if not len(row):
         return {"n": 0, "accuracy": None, "low": None, "high": None, "checked": 0}
-    checks = Checks(label, wrong, certain, label[found], is_wrong, wrong[found], random, none, weight)
+    checks = Checks(label, wrong, certain, label[checked], is_wrong, wrong[checked], random, none_certain, weight)
     rate = estimate_rate(checks, _LEVEL)
     if rate.checked < MIN_CHECKS or rate.low is None or rate.high is None:
         low, high = wilson_interval(float(wrong.mean()), len(row), _Z)
@@ -182,7 +182,7 @@ def read_annotators(source: object, columns: Sequence[str], classes: Sequence[st
         raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(table)}")
     if len(columns) < 2:
         raise UserError(
-            f"{path}: name the columns of at least two annotators with --columns A,B,..., or give a table with the "
+            f"{path}: name the columns of at least two annotators with --columns A,B,..., or use a table with the "
             f"columns row, annotator and label; its columns are {', '.join(table)}"
         )
     texts = [normalize_labels(table[name]) for name in columns]
@@ -191,9 +191,8 @@ def read_annotators(source: object, columns: Sequence[str], classes: Sequence[st
         rows = {"row": list(map(str, range(len(texts[0])))), **rows}
     row = np.tile(np.arange(len(texts[0])), len(columns))
     by = np.repeat(np.arange(len(columns)), len(texts[0]))
-    return _encode(
-        row, by, [text for each in texts for text in each], rows, tuple(columns), classes, np.arange(len(texts[0]))
-    )
+    cells = [text for column in texts for text in column]
+    return _encode(row, by, cells, rows, tuple(columns), classes, np.arange(len(texts[0])))
 
 
 def _read_long(
@@ -206,9 +205,9 @@ def _read_long(
     number = None
     if all(text.isdecimal() and len(text) < 19 for text in keys):  # rows of the data, in their order
         order = sorted(range(len(keys)), key=lambda i: int(keys[i]))
-        place = np.empty(len(keys), np.int64)
-        place[order] = np.arange(len(keys))
-        keys, row = [keys[i] for i in order], place[row]
+        position = np.empty(len(keys), np.int64)
+        position[order] = np.arange(len(keys))
+        keys, row = [keys[i] for i in order], position[row]
         number = np.array(list(map(int, keys)), np.int64)
     annotators, by = _number(table[annotator])
     return _encode(row, by, normalize_labels(table["label"]), {key: keys}, tuple(annotators), classes, number)
@@ -225,7 +224,7 @@ def _read_array(values: NDArray[Any], classes: Sequence[str] | None) -> Annotato
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "iu":
         shape = f"{values.dtype} {list(values.shape)}"
         raise UserError(
-            f"labels must be class numbers with one row per example and a column per annotator, got {shape}"
+            f"labels must be class numbers with one row per example and one column per annotator, got {shape}"
         )
     if not (values >= 0).any():
         raise UserError("there are no labels; -1 means that an annotator did not label a row")
@@ -246,7 +245,7 @@ def _encode(
     classes: Sequence[str] | None,
     number: Ints | None,
 ) -> AnnotatorLabels:
-    """Labels as numbers. Blank ones are left out."""
+    """Labels as numbers. Blank ones are omitted."""
     texts = blank_missing(texts, classes or ())
     names = tuple(classes or sort_classes({*texts} - {""}))
     if len(names) < 2:
@@ -273,18 +272,18 @@ def _match_rows(probabilities: NDArray[Any], read: AnnotatorLabels) -> Floats:
 
 
 def _match_trusted(trusted: object, read: AnnotatorLabels) -> TrustedRows:
-    """The trusted rows among those that have labels, as positions of the latter."""
+    """The trusted rows that have labels, as positions among the rows with labels."""
     if trusted is None:
         return TrustedRows.none()
     number = _require_numbers(read, "trusted rows")  # ascending
     known = read_trusted(trusted, read.classes, int(number.max()) + 1)
-    place = np.searchsorted(number, known.row)
-    has_labels = number[place] == known.row
+    position = np.searchsorted(number, known.row)
+    has_labels = number[position] == known.row
     true, random, weight = (values[has_labels] for values in known[1:4])
-    return known._replace(row=place[has_labels], true=true, random=random, weight=weight)
+    return known._replace(row=position[has_labels], true=true, random=random, weight=weight)
 
 
 def _require_numbers(read: AnnotatorLabels, what: str) -> Ints:
     if read.number is None:
-        raise UserError(f"{what} need to know which row of the data is meant: give row numbers, counted from 0")
+        raise UserError(f"{what} must be matched to rows of the data; identify them by row numbers, starting at 0")
     return read.number

@@ -6,9 +6,9 @@ Each annotator a has a matrix T_a[k, l] = P(label l | true class k). Labels of a
     T_a[k, l]  = (C_a[k, l] + s M[k, l]) / (sum_l C_a[k, l] + s),    C_a[k, l] = sum of q_n(k) over labels l of a
     M[k, l]    = (sum_a C_a[k, l] + 1/K) / (sum_a,l C_a[k, l] + 1)
 
-M is the matrix of all annotators together. The strength s says how alike they are: 0 gives the original model, and
-infinity one matrix for all. It is estimated from how much the matrices differ. The prior of a row is the frequency of
-the classes, or a classifier's p(class | x).
+M is the matrix of all annotators together. The strength s says how similar the annotators are: 0 gives the original
+model, and infinity one matrix for all. It is estimated from how much the matrices differ. The prior of a row is the
+frequency of the classes, or a classifier's p(class | x).
 """
 
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ class Labels:
 
     def design(self) -> csr_array:
         """Which row each annotator gave each label.  [A K, N] of 0 and 1"""
-        place = self.annotator * self.n_classes + self.label
+        index = self.annotator * self.n_classes + self.label
         shape = (self.n_annotators * self.n_classes, self.n_rows)
-        return csr_array((np.ones(len(self.row)), (place, self.row)), shape=shape)
+        return csr_array((np.ones(len(self.row)), (index, self.row)), shape=shape)
 
     def votes(self) -> Floats:
         """How many annotators gave each row each label.  [N, K]"""
@@ -62,7 +62,7 @@ class DawidSkene:
 
 
 def fit_dawid_skene(labels: Labels, p: Floats | None = None, strength: float | None = None) -> DawidSkene:
-    """Fit the model. `p` [N, K] are a classifier's probabilities for the rows; `strength` None: estimated.
+    """Fit the model. `p` [N, K] are a classifier's probabilities for the rows. If `strength` is None, it is estimated.
 
     With p, the model is first fitted without it. A temperature is then fitted so that p agrees with the result, and the
     model is fitted again with p as the prior of each row.
@@ -132,7 +132,7 @@ def estimate_matrices(counts: Floats, strength: float) -> Floats:
 
 
 def estimate_strength(counts: Floats) -> float:
-    """How alike the annotators are: s such that rows of T_a vary around M like Dirichlet(s M), by their second moments.
+    """How similar the annotators are: the s for which rows of T_a vary around M like Dirichlet(s M), by second moments.
 
     With v_k = sum_l M[k, l] (1 - M[k, l]), a row of C_a / n_a,k has the expected squared distance v_k (1/s + 1/n_a,k)
     from M. The sum of these distances, weighted by n_a,k, is solved for s (DerSimonian and Laird's estimate).

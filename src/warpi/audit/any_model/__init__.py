@@ -1,1 +1,1 @@
-"""Audit the predictions of any model: probabilities from a file or an array, and no run folder."""
+"""Audit labels by the probabilities of any model, from a file or an array. No run folder is needed."""

@@ -1,4 +1,4 @@
-"""Audit an array of probabilities, which may be larger than the memory: it is read in chunks of rows."""
+"""Audit an array of probabilities. It is read in chunks of rows, so that it may be larger than the memory."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,14 @@ from warpi.errors import UserError
 log = logging.getLogger("warpi.audit")
 MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
 CHUNK = 65_536  # rows
-_SAMPLE_ROWS, _SAMPLE_CELLS = 200_000, 20_000_000  # most rows and numbers from which transition matrices are estimated
+_SAMPLE_ROWS, _SAMPLE_CELLS = 200_000, 20_000_000  # largest sample from which transition matrices are estimated
 _PAIR_STRENGTH = 10.0  # weight of the estimated T against pairs of labels, in pairs of each true class
 _LEVEL = 0.9  # of the intervals
 _LOW_ACCURACY = 0.7
-_TOLERANCE = 0.02  # of sums of probabilities in half precision
+_TOLERANCE = 0.02  # for sums of probabilities in half precision
 NO_TRUSTED = (
-    "without trusted rows nothing checks the probabilities: the ranking is as good as the model, and the noise "
-    "rate has no interval; check 100 random rows and give them as trusted"
+    "without trusted rows nothing checks the probabilities: the ranking is only as good as the model, and the noise "
+    "rate has no interval; check 100 random rows and pass them as trusted"
 )
 
 
@@ -93,23 +93,24 @@ def finish_audit(
     classes: tuple[str, ...],
     facts: dict[str, Any],
 ) -> Audit:
-    """The audit of judged rows. Trusted rows set the noise rates, from posteriors `left_out`, and their own scores."""
-    at = trusted.row
+    """The audit of judged rows. Trusted rows set the noise rates, with posteriors `left_out`, and their own scores."""
+    checked = trusted.row
     checks = _make_checks(given, judged.wrong.copy(), trusted, left_out)
-    judged.suggested[at] = trusted.true
-    judged.wrong[at] = trusted.true != given[at]
-    judged.uncertainty[at] = 0
+    judged.suggested[checked] = trusted.true
+    judged.wrong[checked] = trusted.true != given[checked]
+    judged.uncertainty[checked] = 0
     issue = (judged.wrong > facts["threshold"]) & (judged.suggested != given)
     rates = estimate_class_rates(checks, len(classes), _LEVEL)
     error_rates = tuple({"class": name, **asdict(rate)} for name, rate in zip(classes, rates, strict=True))
     facts = facts | {"noise_rate": {**asdict(estimate_rate(checks, _LEVEL)), "level": _LEVEL}}
-    pairs = CheckedPairs(left_out, given[at].astype(np.int64), trusted.true, trusted.random, trusted.weight, at)
+    y = given[checked].astype(np.int64)
+    pairs = CheckedPairs(left_out, y, trusted.true, trusted.random, trusted.weight, checked)
     values = (row, given, judged.suggested, judged.wrong, 1 - judged.wrong, issue, judged.uncertainty, p, T)
-    return Audit(*values, classes, error_rates, facts, pairs=pairs if len(at) else None)
+    return Audit(*values, classes, error_rates, facts, pairs=pairs if len(checked) else None)
 
 
 class _Judge(NamedTuple):
-    """What decides P(true class | probabilities, given label)."""
+    """The model of P(true class | probabilities, given label)."""
 
     T: Floats  # [K, K]
     soft: Floats  # [K, K]
@@ -128,19 +129,19 @@ def _fit(probabilities: NDArray[Any], given: Ints, trusted: TrustedRows) -> _Jud
     n = min(N, _SAMPLE_ROWS, max(_SAMPLE_CELLS // K, 1))
     rows = np.arange(N) if n == N else np.sort(np.random.default_rng(0).choice(N, n, replace=False))
     p, y = normalize(probabilities[rows]), given[rows]
-    at, true = trusted.row, trusted.true
-    trusted_p = normalize(probabilities[at])
-    accuracy = float((trusted_p.argmax(1) == true).mean()) if len(at) else None
-    if len(at) >= MIN_PAIRS:
+    checked, true = trusted.row, trusted.true
+    trusted_p = normalize(probabilities[checked])
+    accuracy = float((trusted_p.argmax(1) == true).mean()) if len(checked) else None
+    if len(checked) >= MIN_PAIRS:
         p, trusted_p = raise_small(p), raise_small(trusted_p)
         soft, T = soft_transition(p, y), scores.estimate_transition(p, y)
-        features, names = features_of(trusted_p, given[at], soft, T)
+        features, names = features_of(trusted_p, given[checked], soft, T)
         fits, left_out = fit_folds(features, names, true)
         return _Judge(T, soft, fits, left_out, accuracy)
     T = scores.estimate_transition(p, y)
     if len(trusted.pairs_true):
         T = correct_transition(T, trusted.pairs_given, trusted.pairs_true)
-    return _Judge(T, T, [], scores.posterior(trusted_p, given[at], T), accuracy)
+    return _Judge(T, T, [], scores.posterior(trusted_p, given[checked], T), accuracy)
 
 
 def correct_transition(T: Floats, given: Ints, true: Ints) -> Floats:
@@ -157,14 +158,14 @@ def _chunks(probabilities: NDArray[Any], size: int) -> Iterator[tuple[slice, Flo
 
 
 def normalize(values: NDArray[Any], start: int = 0) -> Floats:
-    """Rows that sum to 1 exactly. Rounded probabilities are accepted, other numbers are not."""
+    """Scale rows so that they sum to 1 exactly. Rounded probabilities are accepted, other numbers are not."""
     p = np.asarray(values, np.float64)
     total = p.sum(1, keepdims=True)
     fine = np.isfinite(p).all(1) & (p >= 0).all(1) & (np.abs(total[:, 0] - 1) <= _TOLERANCE)
     if not fine.all():
         row = int(np.flatnonzero(~fine)[0])
         raise UserError(
-            f"probabilities of row {start + row} are not numbers of at least 0 with sum 1 (sum {total[row, 0]:.4g}); "
+            f"the probabilities of row {start + row} must be at least 0 and sum to 1 (sum {total[row, 0]:.4g}); "
             "apply softmax to logits, and remove missing values"
         )
     return np.asarray(p / total)
@@ -174,9 +175,9 @@ def _make_checks(given: NDArray[Any], wrong: NDArray[Any], trusted: TrustedRows,
     m = len(trusted.row)
     label = given[trusted.row]
     wrong_left_out = 1 - left_out[np.arange(m), label]
-    none, is_wrong = np.zeros(m, np.bool_), label != trusted.true
+    none_certain, is_wrong = np.zeros(m, np.bool_), label != trusted.true
     certain = np.zeros(len(given), np.bool_)
-    return Checks(given, wrong, certain, label, is_wrong, wrong_left_out, trusted.random, none, trusted.weight)
+    return Checks(given, wrong, certain, label, is_wrong, wrong_left_out, trusted.random, none_certain, trusted.weight)
 
 
 def _describe(judge: _Judge, trusted: TrustedRows, classes: tuple[str, ...], threshold: float) -> dict[str, Any]:
@@ -204,9 +205,9 @@ def _warn(facts: dict[str, Any], judge: _Judge, n_pairs: int) -> None:
     if not facts["n_trusted"] and not n_pairs:
         log.warning(NO_TRUSTED)
     elif n_pairs:
-        log.info("%d pairs of labels have no row numbers, so they only correct the transition matrix", n_pairs)
+        log.info("without row numbers, pairs of labels only correct the transition matrix (%d pairs)", n_pairs)
     elif not judge.fits:
-        log.warning("%d trusted rows are too few to learn from; give at least %d", facts["n_trusted"], MIN_PAIRS)
+        log.warning("too few trusted rows to learn from (%d); pass at least %d", facts["n_trusted"], MIN_PAIRS)
     if judge.accuracy is not None and judge.accuracy < _LOW_ACCURACY:
         log.warning("only %.0f %% of the trusted rows are predicted correctly", 100 * judge.accuracy)
 
@@ -216,7 +217,7 @@ def _check_shapes(probabilities: NDArray[Any], given: Ints, classes: tuple[str, 
         shape = f"{probabilities.dtype} {list(probabilities.shape)}"
         raise UserError(f"probabilities must be numbers with one row per example and one column per class, got {shape}")
     if len(probabilities) != len(given) or not len(given):
-        raise UserError(f"there are {len(probabilities)} rows of probabilities for {len(given)} labels; give one each")
+        raise UserError(f"there are {len(probabilities)} rows of probabilities for {len(given)} labels; pass one each")
     if probabilities.shape[1] != len(classes):
         raise UserError(
             f"probabilities have {probabilities.shape[1]} columns for {len(classes)} classes; name the class of each "

@@ -41,9 +41,9 @@ def audit_large_run(
 ) -> Audit:
     """Audit the labels of the training rows and of `held_out` by the network of the run itself.
 
-    Probabilities are in sample: a network that memorizes labels hides mistakes. They are stored
-    as float16, scores as float32. Rows that a person has checked set the noise rate and their own posterior; nothing is
-    learned from them.
+    Probabilities are in sample: a network that memorizes labels hides mistakes. They are stored as float16, scores as
+    float32. Rows that a person has checked determine the noise rate and their own posterior, but no model is fitted to
+    them.
     """
     classes = method.task.classes
     split = _join([method.task.train, *held_out])
@@ -107,7 +107,7 @@ def _estimate_transition(p: NDArray[Any], given: NDArray[Any]) -> Floats:
 
 
 def _find_checks(row: NDArray[np.int64], checks: RowChecks) -> TrustedRows:
-    """The checked rows among the audited ones; their numbers are positions in `row`, which is sorted."""
+    """The checked rows that are audited, as positions in `row`, which is sorted."""
     position = np.minimum(np.searchsorted(row, checks.row), len(row) - 1)
     audited = row[position] == checks.row
     values = (position, checks.label, checks.random, checks.weight)

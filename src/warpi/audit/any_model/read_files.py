@@ -1,4 +1,4 @@
-"""Probabilities, labels and trusted rows as users have them: arrays, or .npy, .csv and .parquet files."""
+"""Read probabilities, labels and trusted rows from arrays or from .npy, .csv and .parquet files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,27 +55,27 @@ def read_probabilities(source: object) -> tuple[NDArray[Any], list[str] | None]:
     if suffix == ".npy":
         array = _read_npy(path, mapped=True)
         if array.dtype.kind not in "fiu":
-            raise UserError(f"{path} must hold numbers, got {array.dtype}")
+            raise UserError(f"{path} must contain numbers, got {array.dtype}")
         return array, None
     if suffix == ".parquet":
         frame = read_parquet(path)
         names = _class_columns(frame.column_names)
         columns = [frame.column(name).to_numpy() for name in names]
         if not all(column.dtype.kind in "fiu" for column in columns):
-            raise UserError(f"{path}: the columns {', '.join(names)} must hold numbers; drop the others")
+            raise UserError(f"{path}: the columns {', '.join(names)} must contain numbers; drop the others")
         return np.stack(columns, 1), [name.removeprefix(_PREFIX) for name in names]
     cells = read_cells(path)
     names = _class_columns(cells.names)
-    at = [cells.names.index(name) for name in names]
+    positions = [cells.names.index(name) for name in names]
     try:
-        values = np.array([[row[j] for j in at] for row in cells.rows], np.float64)
+        values = np.array([[row[j] for j in positions] for row in cells.rows], np.float64)
     except ValueError as e:
-        raise UserError(f"{path}: {e}; every column must hold the probabilities of one class") from e
+        raise UserError(f"{path}: {e}; every column must contain the probabilities of one class") from e
     return values, [name.removeprefix(_PREFIX) for name in names]
 
 
 def _class_columns(names: Sequence[str]) -> list[str]:
-    """The columns p_CLASS, as `warpi predict` writes them, or else all that are not called row, id or the like."""
+    """The columns p_CLASS, as `warpi predict` writes them, or else all columns not called row, id or the like."""
     marked = [name for name in names if name.startswith(_PREFIX)]
     return marked or [name for name in names if name.lower() not in _IDS]
 
@@ -92,7 +92,7 @@ def _read_npy(path: Path, mapped: bool = False) -> NDArray[Any]:
 
 
 def read_labels(source: object) -> NDArray[Any]:
-    """Labels [N], as numbers or names: an array, a .npy file, or a column label of a table."""
+    """Labels [N], as numbers or names, from an array, a .npy file, or the column `label` of a table."""
     if not isinstance(source, str | Path):
         values = np.asarray(source)
     elif check_suffix(Path(source), (".npy", *TABLE_SUFFIXES)) == ".npy":
@@ -127,7 +127,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 def choose_classes(
     labels: NDArray[Any], columns: Sequence[str] | None, n_columns: int, classes: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The name of the class of each column: as given, by the file, 0 to K - 1, or the labels in sorted order."""
+    """The class of each column: `classes`, else the names in the file, else 0 to K - 1 or the sorted labels."""
     if classes or columns:
         return tuple(classes or columns or ())
     if labels.dtype.kind in "iu":
@@ -157,8 +157,8 @@ def read_trusted(source: object, classes: Sequence[str], n_rows: int) -> Trusted
     """Trusted rows: a table, (rows, labels), a dict from row to label, or an array of labels with -1 for unknown.
 
     A table has a column `true_label` (or checked_label, or label; blank if not checked) and either `row` or
-    `given_label`. Filled lists of `warpi pick` are such tables; their columns say which rows were drawn at random.
-    All other rows are taken as drawn at random.
+    `given_label`. Filled lists from `warpi pick` are such tables; their columns say which rows were drawn at random.
+    Rows of other tables are assumed to be drawn at random.
     """
     if source is None:
         return TrustedRows.none()
@@ -172,12 +172,12 @@ def read_trusted(source: object, classes: Sequence[str], n_rows: int) -> Trusted
         every = np.asarray(source)
         if every.dtype.kind not in "iu" or every.shape != (n_rows,):
             raise UserError(
-                "trusted must be (rows, labels), a dict from row to label, or a number per row, -1: unknown"
+                "trusted must be (rows, labels), a dict from row to label, or one number per row (-1: unknown)"
             )
         row = np.flatnonzero(every >= 0)
         labels = every[row]
     if len(row) != len(labels):
-        raise UserError(f"trusted has {len(row)} rows and {len(labels)} labels; give one label for each row")
+        raise UserError(f"trusted has {len(row)} rows and {len(labels)} labels; pass one label per row")
     return TrustedRows.from_rows(_check_rows(row, n_rows, "trusted"), encode(labels, classes, "trusted"))
 
 
@@ -186,7 +186,7 @@ def _read_trusted_table(path: Path, classes: Sequence[str], n_rows: int) -> Trus
     true_name = next((name for name in _TRUE if name in columns), None)
     given_name = next((name for name in _GIVEN if name in columns), None)
     if true_name is None or ("row" not in columns and given_name is None):
-        raise UserError(f"{path} needs the column true_label, and either row (counted from 0) or given_label")
+        raise UserError(f"{path} needs the column true_label, and either row (starting at 0) or given_label")
     filled = [i for i, cell in enumerate(columns[true_name]) if cell]
     true = encode(np.array([columns[true_name][i] for i in filled], dtype=str), classes, str(path))
     if "row" not in columns:
@@ -195,7 +195,7 @@ def _read_trusted_table(path: Path, classes: Sequence[str], n_rows: int) -> Trus
     try:
         row = np.array([int(columns["row"][i]) for i in filled], np.int64)
     except (ValueError, OverflowError) as e:
-        raise UserError(f"{path}: column row must hold numbers of rows, counted from 0 ({e})") from e
+        raise UserError(f"{path}: the column row must contain row numbers, starting at 0 ({e})") from e
     row = _check_rows(row, n_rows, str(path))
     if "part" not in columns:
         return TrustedRows.from_rows(row, true)
@@ -207,11 +207,10 @@ def _read_trusted_table(path: Path, classes: Sequence[str], n_rows: int) -> Trus
 
 def _check_rows(row: NDArray[Any], n_rows: int, what: str) -> Ints:
     if row.dtype.kind not in "iu" or row.ndim != 1:
-        raise UserError(f"{what}: rows must be whole numbers, counted from 0")
+        raise UserError(f"{what}: row numbers must be integers, starting at 0")
     if len(row) and (row.min() < 0 or row.max() >= n_rows):
-        raise UserError(
-            f"{what}: row {row.max() if row.max() >= n_rows else row.min()} is not one of 0 to {n_rows - 1}"
-        )
+        wrong = row.max() if row.max() >= n_rows else row.min()
+        raise UserError(f"{what}: row {wrong} is out of range; row numbers go from 0 to {n_rows - 1}")
     if len(np.unique(row)) != len(row):
-        raise UserError(f"{what}: a row occurs twice; give every row once")
+        raise UserError(f"{what}: a row occurs twice; list every row once")
     return row.astype(np.int64)

@@ -38,11 +38,11 @@ def find_duplicates(
     sets: list[Dataset | None] = [value for value in given if value is None or isinstance(value, Dataset)]
     if not isinstance(data, Dataset):
         if any(sets):
-            raise UserError("give either paths or Datasets as data, trusted and test, not both")
+            raise UserError("pass data, trusted and test either all as paths or all as Datasets")
         others = [None if path is None else str(path) for path in (trusted, test)]
         sets = _read_all(str(data), others, settings)
     elif settings or len(sets) < 3:
-        raise UserError("with a Dataset, give trusted and test as Datasets too, and no settings")
+        raise UserError("if data is a Dataset, trusted and test must be Datasets too, and settings must be omitted")
     first = sets[0]
     assert first is not None
     return search(list(_split(first, *sets[1:])), first.classes, near)

@@ -16,7 +16,7 @@ _MOST_ROWS = 200_000
 def find_copies(run: Run) -> Duplicates | None:
     """The copies that are stored with the audit of a run, or those found by a search; None for too many rows.
 
-    Near copies are searched among at most 10,000 rows. Validation rows count as training rows.
+    Near copies are searched for among at most 10,000 rows. Validation rows count as training rows.
     """
     task = run.method.task
     named = (("train", task.train), ("train", task.val), ("trusted", task.meta), ("test", run.truth.test))
@@ -30,6 +30,6 @@ def find_copies(run: Run) -> Duplicates | None:
             stored = None
         if stored is not None:
             return stored
-    found = search(parts, task.classes, bounded=True)
-    held_out = np.array([part == "test" and run.data.dataset.test is None for part in found.part])
-    return replace(found, of_data=found.of_data | held_out)
+    copies = search(parts, task.classes, bounded=True)
+    held_out = np.array([part == "test" and run.data.dataset.test is None for part in copies.part])
+    return replace(copies, of_data=copies.of_data | held_out)

@@ -29,13 +29,13 @@ def export_run(
     decisions: Path | None = None,
     reviewer: int | None = None,
     prefix: str = LOCAL_FILES,
-    issues: bool = False,
+    only_issues: bool = False,
     device: str = "auto",
 ) -> tuple[list[dict[str, Any]], str]:
     """The tasks of a run with the suggestions of its audit, and a labeling interface for them.
 
-    `tasks` is the export that the data was imported from: its tasks are kept as they are, and suggestions are added.
-    `decisions` is the file of a review, whose decisions become annotations, by the user with the number `reviewer`.
+    `tasks` is the export from which the data was imported. Its tasks are kept as they are, and suggestions are added.
+    `decisions` is the file of a review. Its decisions become annotations by the user with the number `reviewer`.
     """
     run = reopen(path, device)
     audit = load_or_make_audit(run)
@@ -46,24 +46,24 @@ def export_run(
     names = [name for name in next(iter(cells.values())) if name != TASK_ID]
     interface = labeling_interface(dataset.classes, names, image)
     if tasks is None:
-        shown = {row: _without_ids(each, image) for row, each in cells.items()}
-        return new_tasks(audit, shown, image, decided, reviewer, prefix, issues), interface
-    return add_to_export(read_export(tasks, choices), audit, cells, decided, reviewer, issues), interface
+        shown = {row: _without_ids(named, image) for row, named in cells.items()}
+        return new_tasks(audit, shown, image, decided, reviewer, prefix, only_issues), interface
+    return add_to_export(read_export(tasks, choices), audit, cells, decided, reviewer, only_issues), interface
 
 
 def _without_ids(cells: Mapping[str, str], image: str | None) -> dict[str, str]:
-    """The cells to show: without the ids of other tasks, and without a second address of an image."""
+    """The cells to show, without the ids of other tasks and a second address of an image."""
     hidden = (TASK_ID, "image") if image else (TASK_ID,)
     return {name: cell for name, cell in cells.items() if name not in hidden}
 
 
 def read_rows(data: str, dataset: Dataset) -> dict[int, dict[str, str]]:
-    """The cells of each row of a data set, without its labels; of images at least their path."""
+    """The cells of each row of a data set, without its labels. Images have at least their path."""
     path = Path(data)
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
     if not is_table:
         if dataset.files is None:
-            raise UserError(f"{data} is not a table or a set of image files, which Label Studio could show")
+            raise UserError(f"{data} is neither a table nor a set of image files, so Label Studio cannot show it")
         return {row: {"path": file} for row, file in enumerate(dataset.files.paths)}
     names, lines, parts = read_table_cells(path)
     label = dataset.encoding.label if isinstance(dataset.encoding, Columns) else "label"

@@ -24,12 +24,13 @@ def new_tasks(
     decisions: Mapping[int, str | None],
     reviewer: int | None = None,
     prefix: str = LOCAL_FILES,
-    issues: bool = False,
+    only_issues: bool = False,
 ) -> list[dict[str, Any]]:
-    """One task per row of an audit, the most suspicious first, then the other rows that were decided.
+    """One task per row of an audit, the most suspicious first, then the other rows that were reviewed.
 
-    `cells` are the columns of each row; `image` is the one with paths. `decisions` are the labels that people chose by
-    row; None means that they skipped it or were unsure.
+    `cells` maps each row to its cells by column name; `image` is the column of image paths. `decisions` are the labels
+    that people chose by row; None means that they skipped it or were unsure. With `only_issues`, tasks are omitted if
+    their labels seem right and nobody reviewed them.
     """
     shown = image or next(iter(next(iter(cells.values()))))
     control = (_CONTROL, _object_name(shown))
@@ -37,7 +38,7 @@ def new_tasks(
     tasks = []
     for i in audit.ranked.tolist():
         row = int(audit.row[i])
-        if issues and not audit.is_label_issue[i] and row not in decisions:
+        if only_issues and not audit.is_label_issue[i] and row not in decisions:
             continue
         task = _new_task(row, cells[row], image, prefix)
         task["data"] |= _facts(audit, i)
@@ -57,19 +58,25 @@ def add_to_export(
     cells: Mapping[int, Mapping[str, str]],
     decisions: Mapping[int, str | None],
     reviewer: int | None = None,
-    issues: bool = False,
+    only_issues: bool = False,
 ) -> list[dict[str, Any]]:
-    """The tasks of an export with predictions and decisions added. Everything that is in the export stays.
+    """Add predictions and decisions to the tasks of an export. Everything that is in the export stays.
 
-    Rows are matched by the column `task_id`, which the import wrote. With `issues`, tasks are left out if their labels
-    seem right and nobody decided about them.
+    Rows are matched by the column `task_id`, which the import wrote. With `only_issues`, tasks are omitted if their
+    labels seem right and nobody reviewed them.
     """
     if export.control is None:
-        raise UserError("the export has no choices, so it is not known how they are named; leave --tasks out")
+        raise UserError(
+            "the export contains no annotations of type 'choices', so the name of the <Choices> tag is unknown; omit "
+            "--tasks to write new tasks"
+        )
     position = {int(row): i for i, row in enumerate(audit.row.tolist())}
     rows = {cells[row].get(TASK_ID): row for row in cells}
     if None in rows or not {task.id for task in export.tasks} >= {*rows}:
-        raise UserError(f"the data of the run was not imported from these tasks: its column {TASK_ID} does not match")
+        raise UserError(
+            f"the data of the run was not imported from these tasks: its column {TASK_ID} does not match; pass the "
+            "export from which the data was imported"
+        )
     posterior = audit.posterior
     tasks = []
     for raw, task in zip(export.raw, export.tasks, strict=True):
@@ -77,10 +84,10 @@ def add_to_export(
         row = rows.get(task.id)
         i = None if row is None else position.get(row)
         is_issue = i is not None and bool(audit.is_label_issue[i])
-        if issues and not is_issue and row not in decisions:
+        if only_issues and not is_issue and row not in decisions:
             continue
         if i is not None:
-            others = [each for each in raw.get("predictions") or [] if not _is_ours(each)]
+            others = [prediction for prediction in raw.get("predictions") or [] if not _is_ours(prediction)]
             added["data"] = {**raw["data"], **_facts(audit, i)}
             added["predictions"] = [*others, _prediction(audit, posterior, i, export.control)]
         if row is not None and row in decisions:

@@ -15,14 +15,14 @@ from warpi.utils.files import format_csv, write_csv
 
 TASK_ID = "task_id"
 PREFIX = "warpi_"
-"""Begins the names of fields that an export adds to the data of a task. An import leaves them out."""
+"""Prefix of the fields that an export adds to the data of a task. An import omits them."""
 _RESERVED = {"label", "path", TASK_ID, *LABEL_COLUMNS, *GIVEN, *CORRECTION_COLUMNS}
 _BUCKETS = ("http", "https", "s3", "gs", "azure-blob")
 _ANNOTATOR_COLUMNS = ("row", TASK_ID, "annotator", "label", "earlier_labels", "ground_truth", "annotation_id", "time")
 
 
 class Imported(NamedTuple):
-    """How much an import wrote, and where."""
+    """The files that an import wrote, and counts of their content."""
 
     tasks: Path
     annotators: Path
@@ -45,10 +45,10 @@ def import_project(
     ground truth, else the most frequent one, or with `consensus` the most probable one by `combine_annotators`.
     """
     export = read_export(path, choices)
-    labeled = [task for task in export.tasks if any(each.label for each in task.annotations)]
-    unlabeled = [task for task in export.tasks if not any(each.label for each in task.annotations)]
+    labeled = [task for task in export.tasks if any(annotation.label for annotation in task.annotations)]
+    unlabeled = [task for task in export.tasks if not any(annotation.label for annotation in task.annotations)]
     if not labeled:
-        raise UserError(f"{path}: none of its {len(export.tasks)} tasks has a label; label some of them first")
+        raise UserError(f"{path}: no task has a label; label some of them first")
     field = _find_images(export, field)
     out.mkdir(parents=True, exist_ok=True)
     annotators = out / "annotators.csv"
@@ -62,17 +62,17 @@ def import_project(
         labels = [truth or label for truth, label in zip(trusted, labels, strict=True)]
     _write_tasks(out / "tasks.csv", labeled, field, {"label": labels, **extra})
     if unlabeled:
-        skipped = [_join(each.annotator for each in task.annotations) for task in unlabeled]
+        skipped = [_join(annotation.annotator for annotation in task.annotations) for task in unlabeled]
         _write_tasks(out / "unlabeled.csv", unlabeled, field, {"skipped_by": skipped})
-    everyone = [each for task in export.tasks for each in task.annotations]
+    annotations = [annotation for task in export.tasks for annotation in task.annotations]
     return Imported(
         out / "tasks.csv",
         annotators,
         out / "unlabeled.csv" if unlabeled else None,
         len(labeled),
         len(unlabeled),
-        sum(bool(each.label) for each in everyone),
-        tuple(sorted({each.annotator for each in everyone})),
+        sum(bool(annotation.label) for annotation in annotations),
+        tuple(sorted({annotation.annotator for annotation in annotations})),
         sum(map(bool, trusted)),
         export.other_results,
         field,
@@ -81,36 +81,37 @@ def import_project(
 
 def _truth(task: Task) -> str:
     """The label of the last ground truth of a task; '' if there is none."""
-    truths = [each for each in task.annotations if each.ground_truth and each.label]
+    truths = [annotation for annotation in task.annotations if annotation.ground_truth and annotation.label]
     return _last(truths).label if truths else ""
 
 
 def _last(annotations: Sequence[Annotation]) -> Annotation:
-    """The annotation that was changed last; if times are equal, the one that comes later in the export."""
+    """The annotation that was changed last. If times are equal, it is the later one in the export."""
     return max(enumerate(annotations), key=lambda pair: (pair[1].time, pair[0]))[1]
 
 
 def _majority(annotations: Sequence[Annotation]) -> str:
-    """The most frequent label, each annotator counted once; of equally frequent ones the first in the export."""
+    """The most frequent label, counting each annotator once. In a tie, it is the first one in the export."""
     return Counter(last.label for last, _ in _by_annotator(annotations) if last.label).most_common(1)[0][0]
 
 
 def _majority_of_others(task: Task) -> str:
     """The most frequent label without ground truths; '' if there is no other."""
-    others = [each for each in task.annotations if not each.ground_truth and each.label]
+    others = [annotation for annotation in task.annotations if not annotation.ground_truth and annotation.label]
     return _majority(others) if others else ""
 
 
 def _by_annotator(annotations: Sequence[Annotation]) -> list[tuple[Annotation, list[str]]]:
-    """The last label of each annotator, and the earlier labels. A skipped task does not replace a label."""
+    """The last annotation of each annotator, and the earlier labels. A skipped task does not replace a label."""
     groups: dict[str, list[Annotation]] = {}
-    for each in annotations:
-        groups.setdefault(each.annotator, []).append(each)
-    found = []
+    for annotation in annotations:
+        groups.setdefault(annotation.annotator, []).append(annotation)
+    pairs = []
     for group in groups.values():
-        last = _last([each for each in group if each.label] or group)
-        found.append((last, [each.label for each in group if each.label and each is not last]))
-    return found
+        labeled = [annotation for annotation in group if annotation.label]
+        last = _last(labeled or group)
+        pairs.append((last, [annotation.label for annotation in labeled if annotation is not last]))
+    return pairs
 
 
 def _annotator_lines(tasks: Sequence[Task]) -> Iterable[list[object]]:
@@ -121,7 +122,7 @@ def _annotator_lines(tasks: Sequence[Task]) -> Iterable[list[object]]:
 
 
 def _join(names: Iterable[str]) -> str:
-    """Names with `;` between them; quoted like cells of a csv table where they contain one."""
+    """Join names with `;`. Names that contain one are quoted like cells of a csv table."""
     return format_csv(names, [], separator=";")[:-1]
 
 
@@ -133,16 +134,16 @@ def _combine(annotators: Path) -> list[str]:
 
 
 def _find_images(export: Export, field: str | None) -> str | None:
-    """The field that holds image files in every task."""
+    """The field that contains image files in every task; None if there is none."""
     common = set.intersection(*({*task.data} for task in export.tasks))
     if field is not None:
         if field not in common:
             raise UserError(f"not every task has the field {field!r}; fields of all tasks: {', '.join(sorted(common))}")
         return field
-    found = [name for name in sorted(common) if all(_is_image(task.data[name]) for task in export.tasks)]
-    if len(found) > 1:
-        raise UserError(f"several fields hold images; name one of them with --field: {', '.join(found)}")
-    return found[0] if found else None
+    names = [name for name in sorted(common) if all(_is_image(task.data[name]) for task in export.tasks)]
+    if len(names) > 1:
+        raise UserError(f"several fields contain images; name one of them with --field: {', '.join(names)}")
+    return names[0] if names else None
 
 
 def _is_image(value: object) -> bool:
@@ -152,10 +153,10 @@ def _is_image(value: object) -> bool:
 def local_path(value: str) -> str:
     """The path of a file, relative to the folder of the files, from the address that Label Studio stores.
 
-    That of `/data/local-files/?d=a/b.jpg` is a/b.jpg, of `/data/upload/1/b.jpg` it is upload/1/b.jpg, and of
-    `s3://bucket/b.jpg` it is bucket/b.jpg.
+    `/data/local-files/?d=a/b.jpg` becomes a/b.jpg, `/data/upload/1/b.jpg` becomes upload/1/b.jpg, and
+    `s3://bucket/b.jpg` becomes bucket/b.jpg.
     """
-    if any(each in value for each in ("\n", "\0")):
+    if "\n" in value or "\0" in value:
         return value
     try:
         parts = urlsplit(value)
@@ -186,7 +187,7 @@ def _write_tasks(path: Path, tasks: Sequence[Task], field: str | None, added: Ma
 
 
 def _column(name: str) -> str:
-    """The name of a column; names with a meaning to warpi get a prefix."""
+    """The name of a column. Names with a special meaning in warpi get a prefix."""
     return f"data_{name}" if name.strip().lower() in _RESERVED else name
 
 

@@ -37,7 +37,7 @@ class Export(NamedTuple):
     tasks: tuple[Task, ...]
     raw: Sequence[Mapping[str, Any]]
     control: tuple[str, str] | None  # from_name and to_name of the choices; None: there are none
-    other_results: int  # results that are not choices of this control, which are not read
+    other_results: int  # number of results that are not choices of this control, which are not read
 
 
 def read_export(path: Path, control: str | None = None) -> Export:
@@ -69,7 +69,7 @@ def _is_annotation(annotation: object) -> bool:
     if not isinstance(annotation, dict):
         return False
     result = annotation.get("result") or []
-    return isinstance(result, list) and all(isinstance(each, dict) for each in result)
+    return isinstance(result, list) and all(isinstance(part, dict) for part in result)
 
 
 def _results(task: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -96,9 +96,9 @@ def _choose_control(path: Path, used: Mapping[tuple[str, str], int], wanted: str
 
 def _read_task(path: Path, task: Mapping[str, Any], control: str) -> Task:
     name = str(task.get("id", ""))
-    annotations = [_read_annotation(path, name, each, control) for each in task.get("annotations", [])]
-    unknown = [i for i, each in enumerate(annotations) if each.annotator == UNKNOWN]
-    for n, i in enumerate(unknown[1:], 2):  # they may be of several people
+    annotations = [_read_annotation(path, name, annotation, control) for annotation in task.get("annotations", [])]
+    unknown = [i for i, annotation in enumerate(annotations) if annotation.annotator == UNKNOWN]
+    for n, i in enumerate(unknown[1:], 2):  # they may be from several people
         annotations[i] = annotations[i]._replace(annotator=f"{UNKNOWN}-{n}")
     return Task(name, task["data"], tuple(annotations))
 
