@@ -525,7 +525,7 @@ def test_network_without_a_last_layer_is_refused(tiny: TaskAndTruth) -> None:
             z: Tensor = self.head(self.features(x))
             return z
 
-    with pytest.raises(UserError, match="Whole has no last layer `fc`"):
+    with pytest.raises(UserError, match="Whole has no `fc`"):
         EMLC().start(tiny[0], replace(RECIPE, net=Whole()))
     with pytest.raises(UserError, match=r"not \(2, D\)"):
         feature_size(FlatFeatures(), (3, 4))

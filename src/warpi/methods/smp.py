@@ -25,8 +25,8 @@ class SMP(Method):
 
     Prototypes are computed before each epoch.
 
-    Differs from the paper: the authors published no code, so this follows the paper's description. The first phase is a
-    fraction of the epochs (paper: 5 of 15).
+    No official code exists; this follows the paper's description. Differs from the paper: the first phase is a fraction
+    of the epochs (paper: 5 of 15).
     Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
     """
 
@@ -36,8 +36,10 @@ class SMP(Method):
     alpha: float = setting(0.5, "weight of the corrected labels", low=0, high=1)
     per_class: int = setting(1280, "number of examples per class among which prototypes are chosen", low=1)
     n_prototypes: int = setting(8, "number of prototypes per class", low=1)
-    apart: float = setting(0.95, "largest similarity of a prototype to a denser point", low=-1, high=1.01)
-    warm_up: float = setting(1 / 3, "fraction of the epochs on the given labels only", low=0, high=1)
+    apart: float = setting(
+        0.95, "maximum cosine similarity of a prototype to a denser point (above 1: no limit)", low=-1, high=1.01
+    )
+    warm_up: float = setting(1 / 3, "fraction of the epochs trained on the given labels only", low=0, high=1)
 
     def create_state(self) -> None:
         feature_size(self.net, self.task.shape)  # raises if the network has no penultimate features
@@ -52,7 +54,7 @@ class SMP(Method):
         h = F.normalize(h, dim=1)
         y = self.task.train.y[rows]
         order = torch.randperm(len(h), generator=generator(self.recipe.seed, "prototypes", t)).to(h.device)
-        sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # never chosen if a class has no examples
+        sigma = h.new_full((len(h), self.task.n_classes), -torch.inf)  # a class without examples is never chosen
         for c in range(self.task.n_classes):
             some = order[y[order] == c][: self.per_class]
             if len(some):

@@ -109,16 +109,16 @@ def _check_output(net: nn.Module, shape: tuple[int, ...], n_classes: int) -> Non
             z = net(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UserError(
-            f"the network {name} cannot take a batch of shape {tuple(x.shape)} ({first_line(error)}); "
-            f"it must return logits of shape (2, {n_classes})"
+            f"the network {name} failed on a batch of shape {tuple(x.shape)} ({first_line(error)}); it must accept "
+            f"this shape and return logits of shape (2, {n_classes})"
         ) from error
     finally:
         for module, mode in modes:
             module.training = mode
     if isinstance(z, Tensor) and bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-3).all()):
         warnings.warn(
-            f"the network {name} returns probabilities (does it end with a Softmax?) instead of logits and will learn "
-            "badly; remove the Softmax",
+            f"the network {name} returns probabilities (does it end with a Softmax?) instead of logits and will train "
+            "poorly; remove the Softmax",
             stacklevel=2,
         )
     if not isinstance(z, Tensor) or tuple(z.shape) != (2, n_classes):

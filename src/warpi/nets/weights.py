@@ -26,7 +26,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if kind not in (".safetensors", ".pt", ".pth"):
         raise UserError(f"weights must be a .safetensors, .pt or .pth file or 'torchvision', got {str(path)!r}")
     if not path.is_file():
-        raise UserError(f"there is no weight file {str(path)!r}; give the path of a .safetensors, .pt or .pth file")
+        raise UserError(f"there is no weight file {str(path)!r}; pass the path of a .safetensors, .pt or .pth file")
     state: Any
     try:
         check_array_file(path)
@@ -35,18 +35,23 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         raise
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"the weight file {str(path)!r} is damaged, or contains more than tensors and could run code when opened: "
-            "refused; save net.state_dict() alone, preferably as .safetensors"
+            f"refusing to load the weight file {str(path)!r}: it is damaged, or contains objects that could run code; "
+            "save only net.state_dict(), preferably as .safetensors"
         ) from error
     except _DAMAGED as error:
-        raise UserError(f"cannot read the weight file {str(path)!r} ({first_line(error)}); fetch it again") from error
+        raise UserError(
+            f"cannot read the weight file {str(path)!r} ({first_line(error)}); copy or download it again"
+        ) from error
     if not isinstance(state, Mapping):
-        raise UserError(f"the weight file {str(path)!r} holds {type(state).__name__}; save net.state_dict() alone")
+        kind = type(state).__name__
+        raise UserError(
+            f"the weight file {str(path)!r} contains a {kind}, not a state dict; save only net.state_dict()"
+        )
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise UserError(
-                f"the weight file {str(path)!r} holds {type(value).__name__} under {name!r} instead of a tensor; "
-                "save net.state_dict() alone"
+                f"the weight file {str(path)!r} contains a {type(value).__name__} under {name!r} instead of a tensor; "
+                "save only net.state_dict()"
             )
     return state
 
@@ -65,8 +70,8 @@ def read_torchvision() -> Mapping[str, Tensor]:
         raise missing_package("torchvision", "weights 'torchvision'", "pretrained") from error
     except RuntimeError as error:  # its compiled operators belong to another release of torch
         raise UserError(
-            f"torchvision does not fit torch {torch.__version__} ({first_line(error)}); "
-            "install the matching torchvision, or give a weight file"
+            f"the installed torchvision is not compatible with torch {torch.__version__} ({first_line(error)}); "
+            "install the matching torchvision, or pass a weight file"
         ) from error
     state: Mapping[str, Tensor]
     try:
