@@ -292,7 +292,7 @@ def test_frames_with_categories_in_memory_and_in_files(
         model.predict(frame[["colour", "size", "place", "old"]])
     with pytest.raises(UserError, match="must be a data frame with the columns"):
         model.predict(np.zeros((2, 4)))
-    with pytest.raises(UserError, match=r"column 'when' of X holds Period"):
+    with pytest.raises(UserError, match=r"column 'when' of X contains Period"):
         fast().fit(frame.assign(when=pd.Period("2026-01")), y)
 
     model.save(tmp_path / "model.warpi")
@@ -374,7 +374,9 @@ def test_dates_and_numbers_as_text_are_read_as_in_a_file(dated: pd.DataFrame, tm
     with pytest.warns(UnknownCategories, match=r"not dates count as missing: 'when' \(4 rows, such as 'soon'\)"):
         read = layout.numbers(typos)
     np.testing.assert_array_equal(read, layout.numbers(X.assign(when=X["when"].where(X.index > 3))))
-    with pytest.raises(UserError, match=r"'when' of X must hold dates, as in fit, but 120 cells do not, such as 'x'"):
+    with pytest.raises(
+        UserError, match=r"'when' of X must contain dates, as in fit, but 120 cells do not, such as 'x'"
+    ):
         layout.numbers(X.assign(when="x"))
     with pytest.raises(UserError, match=r"'price' of X held numbers when fitting, but is datetime64"):
         layout.numbers(X.assign(price=dates["when"]))
@@ -669,7 +671,7 @@ def test_image_layouts_and_custom_networks(tmp_path: Path) -> None:
     )
     still = fast(net=net, augment=False, **settings).fit(x, y)
     assert np.abs(still.predict_proba(x) - first.predict_proba(x)).max() > 1e-3
-    with pytest.raises(UserError, match="X holds float64, but the classifier was fitted on uint8"):
+    with pytest.raises(UserError, match="X contains float64, but the classifier was fitted on uint8"):
         first.predict(floats)
     with pytest.raises(UserError, match=r"X has the shape \['N', 3, 8, 9\], but the classifier was fitted on"):
         first.predict(np.zeros((2, 3, 8, 9), dtype=np.uint8))
@@ -820,7 +822,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"settings": {"meta_lr": 1}}, {}, "unknown setting 'meta_lr': ce has no such .* method with it: .*warpi"),
         ({"net": "resnet"}, {}, "unknown net 'resnet'"),
         ({"epochs": 0}, {}, "epochs must be at least 1"),
-        ({"batch_size": 1}, {}, "batches of 1 example"),
+        ({"batch_size": 1}, {}, "BatchNorm needs at least 2 examples per batch"),
         ({"method": "co_teaching"}, {}, "needs the noise rate, .*`noise_rate` of NoisyLabelClassifier"),
         ({"noise_rate": 1.2}, {}, r"noise_rate must be in \[0, 1\), got 1.2"),
         ({"device": "tpu"}, {}, "unknown device 'tpu'"),
@@ -834,7 +836,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         (
             {},
             {"X_trusted": np.zeros((2, 64)), "y_trusted": [0, 1]},
-            "8 of 10 classes have no example among the trusted",
+            "8 of 10 classes without an example in the trusted",
         ),
         ({}, {"trusted": np.arange(5)}, "`trusted` must be 300 booleans"),
         (
@@ -874,7 +876,7 @@ def test_trusted_rows_of_a_frame_must_be_a_frame(table: tuple[pd.DataFrame, np.n
         (pd.Series([1, 2, None] * 10, dtype="Int64"), "y, row 2: the label is missing|Input y contains NaN"),
         (np.array(["a", "b", np.nan] * 10, dtype=object), r"y, row 2: the label is missing \(nan\)"),
         (["a"] * 30, "one class"),
-        (np.zeros(30, np.int64), "y holds one class, 0;"),
+        (np.zeros(30, np.int64), "y contains one class, 0;"),
         (["a", "b"], "inconsistent numbers of samples"),
     ],
 )
@@ -886,7 +888,7 @@ def test_missing_and_invalid_labels(y: Any, message: str) -> None:
 def test_texts_and_missing_trusted_labels() -> None:
     texts = [f"word{i % 7} thing" for i in range(30)]
     for X in (texts, np.array(texts), pd.Series(texts, index=range(5, 35))):
-        with pytest.raises(ValueError, match=r"X holds texts.*TfidfVectorizer"):
+        with pytest.raises(ValueError, match=r"X contains texts.*TfidfVectorizer"):
             fast().fit(X, ["a", "b"] * 15)
     x = np.random.default_rng(0).random((30, 2))
     with pytest.raises(ValueError, match="y_trusted, row 1: the label is missing"):

@@ -512,7 +512,7 @@ NETWORKS = {
     "return 3": "NETS['a'] in {file}: a network must be a name, an nn.Module or a function (shape, n_classes) -> "
     "nn.Module; the function returned int",
     "return nn.Linear(64, 3)": "NETS['a'] in {file}: the network Linear returned shape (2, 3) for a batch of shape",
-    "return nn.Linear(3, 10)": "NETS['a'] in {file}: the network Linear cannot take a batch of shape (2, 64)",
+    "return nn.Linear(3, 10)": "NETS['a'] in {file}: the network Linear failed on a batch of shape (2, 64)",
 }
 
 

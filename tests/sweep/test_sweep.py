@@ -863,7 +863,7 @@ def test_failed_runs_are_reported_and_tried_again(tmp_path: Path, capsys: pytest
         (
             "1",
             'noise = "given:worst"',
-            "'digits' has no label sets; give a noise file *.json or only 'given'",
+            "'digits' has no label sets; use a noise file *.json, or only 'given'",
         ),
         (
             "1",

@@ -965,7 +965,7 @@ def test_devices_waits_for_its_ranks_to_stop(server: Server, tmp_path: Path) -> 
             ["--meta", "11", "--meta-batch-size", "100"],
             "11 examples cannot be split evenly among 2 processes",
         ),
-        (["--batch-size", "2", "--no-sync-batchnorm"], "batches of 1 example cannot be trained with BatchNorm"),
+        (["--batch-size", "2", "--no-sync-batchnorm"], "BatchNorm needs at least 2 examples per process and batch"),
         (["--data", "nothing.csv"], "nothing.csv"),
         (["--bath-size", "8"], "unknown flag '--bath-size'; did you mean '--batch-size'?"),
         (["--devices", "3"], "torchrun started 2 processes here, but --devices asks for 3"),

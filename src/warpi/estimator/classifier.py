@@ -160,7 +160,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X, y = self._check_fit_data(X, y)
         self.classes_, given = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two")
+            raise ValueError(f"y contains one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two")
         layout = Layout.of(X, custom_net=not isinstance(self.net, str))
         numbers = layout.numbers(X)
         dataset = self._make_dataset(layout, numbers, given)

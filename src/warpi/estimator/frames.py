@@ -1,4 +1,4 @@
-"""Columns of a pandas frame: numbers, categories, and text that holds numbers or dates, as in a table of a file."""
+"""Columns of a pandas frame: numbers, categories, and text that contains numbers or dates, as in a table of a file."""
 
 import logging
 import warnings
@@ -22,7 +22,7 @@ _DATES = {"date", "datetime", "datetime64"}
 _DURATIONS = {"timedelta", "timedelta64"}
 Category = str | int | float | bool | None  # None: the cell is missing
 Parsed = NumberColumn | DateColumn
-"""How a column that is not of numbers, but holds numbers or dates, becomes features."""
+"""How a column that is not of numbers, but contains numbers or dates, becomes features."""
 
 
 class UnknownCategories(UserWarning):
@@ -44,7 +44,7 @@ def is_numeric(column: Any) -> bool:
 
 
 def find_parsed(column: Any, name: object) -> Parsed | None:
-    """How a column of dates, or of text that holds dates or numbers, is read; None for other columns."""
+    """How a column of dates, or of text that contains dates or numbers, is read; None for other columns."""
     if is_numeric(column) or (raw := _read_raw(column)) is None:
         return None
     chooser = Chooser(Notes(), np.ones(len(column), dtype=bool), _MAX_CATEGORIES, declared=True)
@@ -69,7 +69,7 @@ def read_parsed(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64
         n, example = int(bad.sum()), column.iloc[int(bad.argmax())]
         if 2 * n > n + int((~np.isnan(values)).sum()):
             raise UserError(
-                f"column {name!r} of X must hold {kind}, as in fit, but {n} cells do not, such as {example!r}"
+                f"column {name!r} of X must contain {kind}, as in fit, but {n} cells do not, such as {example!r}"
             )
         text = f"cells that are not {kind} count as missing: {name!r} ({n} rows, such as {example!r})"
         warnings.warn(text, UnknownCategories, stacklevel=4)
@@ -106,7 +106,7 @@ def find_categories(column: Any, name: object) -> tuple[Category, ...]:
     for value in names:
         if not isinstance(value, str | int | float | bool):
             raise UserError(
-                f"column {name!r} of X holds {type(value).__name__}; convert the column to numbers, text, dates or "
+                f"column {name!r} of X contains {type(value).__name__}; convert the column to numbers, text, dates or "
                 "true/false, or drop it"
             )
     if len(names) > _MAX_CATEGORIES:

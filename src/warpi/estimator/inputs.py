@@ -132,7 +132,7 @@ class Layout:
             shape, fitted = (["N", *shape] for shape in (X.shape[1:], self.shape))
             raise UserError(f"X has the shape {shape}, but the classifier was fitted on {fitted}; use the same shape")
         if (X.dtype == np.uint8) != self.pixels:
-            raise UserError(f"X holds {X.dtype}, but the classifier was fitted on {kind}; use the same type")
+            raise UserError(f"X contains {X.dtype}, but the classifier was fitted on {kind}; use the same type")
         _refuse_huge(X, "", allow_missing=bool(self.fill))
         return X.astype(kind, copy=False)
 
@@ -242,7 +242,7 @@ def refuse_texts(X: Any) -> None:
     is_sequence = getattr(X, "ndim", 1) == 1 and hasattr(X, "__len__") and not isinstance(X, str | bytes | Mapping)
     if is_sequence and len(X) > 0 and isinstance(next(iter(X)), str):
         raise ValueError(
-            "X holds texts, but numbers are expected; put a vectorizer before it: "
+            "X contains texts, but numbers are expected; put a vectorizer before it: "
             "make_pipeline(TfidfVectorizer(), NoisyLabelClassifier())"
         )
 

@@ -53,7 +53,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
     """Write an ONNX file and compare it with onnxruntime, if that is installed.
 
     Returns the largest difference, or None. Input `x` is what `Layout.numbers` returns, a batch of any size; output
-    `probabilities`. The metadata hold the classes and, for tables, the categories that positions stand for.
+    `probabilities`. The metadata contain the classes and, for tables, the categories that positions stand for.
     """
     try:
         import onnx

@@ -90,12 +90,12 @@ def write_classifier(fitted: Any, path: Path) -> None:
     try:
         content = pack(state, FORMAT)
     except TypeError as e:
-        raise UserError(f"{e}; settings may only hold numbers, text, and lists of them") from e
+        raise UserError(f"{e}; settings may only contain numbers, text, and lists of them") from e
     write_atomically(path, content)
 
 
 def read_classifier(path: Path, net: nn.Module | NetBuilder | None, model: Any) -> StoredClassifier:
-    """Read a file that `write_classifier` wrote; `net` and `model` replace what it cannot hold."""
+    """Read a file that `write_classifier` wrote; `net` and `model` replace what it cannot contain."""
     if not path.is_file():
         raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
     state = unpack(path, FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")

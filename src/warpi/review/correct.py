@@ -208,7 +208,7 @@ def _judge_trusted(items: Items, pairs: CheckedPairs) -> dict[int, Floats]:
 def write_trusted_set(corrections: Corrections, path: Path) -> TrustedSetSummary:
     """Write the trusted rows for training on the corrected data: those of the run, and random rows that were checked.
 
-    The column `given` of a table holds the label that a row would have if it had been corrected without its check.
+    The column `given` of a table contains the label that a row would have if it had been corrected without its check.
     Together with the true label it shows how many of the corrected labels are wrong, and how.
     """
     items = corrections.items

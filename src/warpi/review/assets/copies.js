@@ -39,7 +39,8 @@ function describe(differ) {
   const elsewhere = [...new Set(fixed.map((member) => (member.part === "test" ? "test" : "trusted")))]; // a training row that is also trusted is used as trusted only
   if (fixed.length) parts.push(`A copy is in the ${elsewhere.join(" and the ")} set and stays there. Keep that one; the other training rows are left out of the export and of the next training.`);
   else parts.push(`Keep one; the others are left out of the export and of the next training.${differ ? " The label of the one that you keep counts as right." : ""}`);
-  if (shown.n > shown.members.length) parts.push(` ${shown.n - shown.members.length} more copies are not shown; they are dropped too.`);
+  const hidden = shown.n - shown.members.length;
+  if (hidden > 0) parts.push(` Not shown, but also dropped: ${hidden} more ${hidden === 1 ? "copy" : "copies"}.`);
   return parts;
 }
 
@@ -73,13 +74,13 @@ function cells(member) {
   });
   const more = member.cells.length - texts.length - rows.length;
   return make("div", { className: "brief" }, ...texts.map((cell) => make("p", { textContent: cell.value })), make("table", {}, make("tbody", {}, ...rows)),
-    ...(more > 0 ? [make("p", { className: "muted", textContent: `and ${more} more columns` })] : []));
+    ...(more > 0 ? [make("p", { className: "muted", textContent: `and ${more} more ${more === 1 ? "column" : "columns"}` })] : []));
 }
 
 function keep(member) {
   if (!member?.can_keep) return member && toast("This row cannot be kept, because its copy elsewhere stays in any case. Keep that one", 6000);
   return enqueue(async () => {
-    const seen = Object.fromEntries(shown.members.filter((each) => each.in_data).map((each) => [each.row, each.seen]));
+    const seen = Object.fromEntries(shown.members.filter((row) => row.in_data).map((row) => [row.row, row.seen]));
     const answer = await sendFromDialog("/api/copies", { tab, step: crypto.randomUUID(), at: member.at, seen });
     const lost = Object.keys(answer.refused).length;
     showKept(answer);
