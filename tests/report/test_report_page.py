@@ -325,8 +325,8 @@ def test_a_mixture_of_candidates_is_named_and_explained(tmp_path: Path) -> None:
     (run / "choice.json").write_text(json.dumps(choice))
     runs = find_runs([run])
     words = Page(to_html(summarize(runs), runs)).words
-    assert words.index("test accuracy") < words.index("model accuracy, cross-validated on 40 trusted rows")
-    assert "About 160 trusted rows would halve the width of this interval" in words
+    assert words.index("test accuracy") < words.index("model accuracy on 40 trusted rows")
+    assert "With about 160 trusted rows in total, this interval would be half as wide" in words
     assert "predictions come from a weighted mixture of the candidates above" in words
     for part in ("trained without suspicious rows", "instead of on the given labels", "< 0.1"):
         assert part in words
