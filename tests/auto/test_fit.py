@@ -368,8 +368,3 @@ def test_wrong_input_is_refused(change: dict[str, np.ndarray], message: str) -> 
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(UserError, match="did you mean 'forest'"):
         fit_auto(make_rows(), AutoSettings(models=("forrest",)))
-
-
-@pytest.mark.parametrize(("n", "factor"), [(50, 3), (200, 2.5), (500, 1), (2000, 1), (3000, 2 / 3), (10**5, 0.5)])
-def test_few_rows_have_more_trees(n: int, factor: float) -> None:
-    assert fit_module.count_trees(n) == int(10 * factor)

@@ -178,7 +178,7 @@ def make_plan(
     rotated = rotated and wide is not None
     large = problem.n_noisy >= LARGE or rotated
     folds = assign_folds(labels, 3 if large else 5, rng)
-    trees = count_trees(problem.n_noisy)
+    trees = int(N_TREES * np.clip(2000 / max(problem.n_noisy, 1), 0.5, 1))
     jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = jobs if problem.n_noisy >= 2000 else 1
     if not rotated:
@@ -186,15 +186,6 @@ def make_plan(
     first = np.eye(problem.x.shape[1], FOREST_COLUMNS)
     plan = Plan(folds, trees, seed, jobs, large, first, wide, check=check)
     return replace(plan, c=choose_strength(problem, plan))
-
-
-def count_trees(n: int) -> int:
-    """Trees of a forest: half as many for thousands of rows, which take long, and three times as many for few rows.
-
-    With few rows a small forest varies most from seed to seed.
-    """
-    n = max(n, 1)
-    return int(N_TREES * np.clip(2000 / n, 0.5, 1) * np.clip(500 / n, 1, 3))
 
 
 def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, plan: Plan, report: Report) -> Column:
