@@ -39,8 +39,9 @@ INTRO = """# The default against everything else
 people would try first, on tables that ship inside Python packages, two sets of texts (tf-idf), pixels of digits, and
 features of photos.
 
-- **Tables**: {tables} tables. Categories are one column per value, missing numbers are replaced by the median with an
-  indicator; all models get the same numbers. {fresh} tables, marked °, were not used while `auto` was developed.
+- **Data sets**: {tables}, here called tables. Categories are one column per value, missing numbers are replaced by the
+  median with an indicator; all models get the same numbers. {fresh} tables, marked °, were not used while `auto` was
+  developed.
 - **Image features**: `cifar_features` are 3,000 photos of CIFAR-10, 1,280 numbers each, which `warpi embed` computed by
   EfficientNet-Lite0 at 128 pixels.
 - **Rows**: at most 800 for training and 1,500 for testing, stratified by class.

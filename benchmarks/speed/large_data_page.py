@@ -66,8 +66,8 @@ def growth(records: Sequence[dict[str, Any]]) -> str:
         ]
         sentences.append(
             f"From {few} M to {many} M rows the whole command takes {grown[0]} (rows) and {grown[1]} times (blocks) the"
-            f" CPU time, an epoch {grown[2]} and {grown[3]} times, and the memory grows by factors of {grown[4]} and "
-            f"{grown[5]}."
+            f" CPU time, an epoch {grown[2]} and {grown[3]} times, and anonymous memory grows by factors of "
+            f"{grown[4]} and {grown[5]}."
         )
     return " ".join(sentences)
 

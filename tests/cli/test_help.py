@@ -169,9 +169,19 @@ def test_the_overview_names_every_command_and_every_core_method() -> None:
     for name in COMMANDS:
         assert re.search(rf"^  {name}  ", app.USAGE, re.MULTILINE), name
     rows = re.findall(r"^  (with\w*) trusted examples +(.*)", app.USAGE, re.MULTILINE)
-    listed = {name: kind == "with" for kind, names in rows for name in names.split(", ")}
-    assert listed == {name: METHODS[name].needs_meta for name in CORE if name != "auto"}
+    listed = {name.split(" (")[0]: kind == "with" for kind, names in rows for name in names.split(", ")}
+    baselines = {"ce": False, "clean_only": True, "fine_tune": True}
+    assert listed | baselines == {name: METHODS[name].needs_meta for name in CORE if name != "auto"}
+    assert re.search("^  baselines +ce; with trusted examples also clean_only, fine_tune$", app.USAGE, re.MULTILINE)
+    noise_rate = {name for name in listed if METHODS[name].needs_noise_rate}
+    assert noise_rate == set(re.findall(r"(\w+) \(needs the share of wrong labels\)", app.USAGE))
     assert "auto (the default" in app.USAGE
+
+
+@pytest.mark.parametrize("command", ["pick", "review", "compare"])
+def test_commands_that_need_data_name_no_default(command: str, parser_of: Callable[..., Parser]) -> None:
+    texts = {action.dest: action.help or "" for action in parser_of(command)._actions}
+    assert "default" not in texts["data"]
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("fit", "fewshot")])

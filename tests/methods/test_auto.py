@@ -145,7 +145,7 @@ def test_labels_before_the_check_give_an_interval(folder: Path, capsys: pytest.C
     assert main(["fit", *flags, "--out", str(folder / "pairs"), "--device", "cpu"]) == 0
     output = capsys.readouterr().out
     assert "on 30 trusted rows, each predicted by models that were not trained on it" in output
-    assert "about 120 trusted rows would halve the interval" in output
+    assert "with about 120 trusted rows in total, this interval" in output
     assert "of the labels are wrong (90 % interval" in output
     method = reopen(folder / "pairs", "cpu").method
     assert method.task.meta_given is not None
@@ -163,8 +163,8 @@ def test_labels_before_the_check_give_an_interval(folder: Path, capsys: pytest.C
 def test_report(run: Run, tmp_path: Path) -> None:
     assert main(["report", str(run.path), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "report.html").read_text()
-    assert "model accuracy, cross-validated on 30 trusted rows" in page
-    assert re.search(r"90 % interval \d+ to \d+ %. .* About 120 trusted rows would halve the width", page)
+    assert "model accuracy on 30 trusted rows" in page
+    assert re.search(r"90 % interval \d+ to \d+ %. .* With about 120 trusted rows in total, this interval", page)
     assert "<h3>Candidates</h3>" in page
 
 

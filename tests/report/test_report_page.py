@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from test_review_browser import (
     browser as browser,  # a fixture
 )
 
+from warpi.audit.decisions import Choice, Store
 from warpi.audit.rates import Rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
 from warpi.cli.app import main
@@ -130,10 +132,11 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert "> 99.9 %" in page.words
     for part in (
         "The audit is unreliable: its model is right for only 50 % of the trusted rows.",
-        "People looked at 3 rows: 1 labels kept, 2 changed, none unsure. Of the 3 rows, 2 were drawn at random.",
+        "People looked at 3 rows, 2 of them drawn at random: 1 labels kept, 2 changed, none unsure.",
         "about 40 of 100 (40 %)",
         "about 20 of 100 (20 %), 90 % interval 15 to 28",
-        "after each of the 3 decisions",
+        "Rows are counted from 0.",
+        "All points are computed with everything that is known today.",
         "Losses",
         "rectified loss: mean 0.10 (right), mean 2.00 (wrong)",
         "Accuracy by class, worst first",
@@ -308,10 +311,46 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     review = a_review()._replace(before=Rate(4, 0.6, 0.4, 0.8, 50))  # with trusted rows, as in the part about it
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=backed, review=review)])).words
     assert "1 of 4" in words
-    assert (
-        "90 % interval 10 to 20 %, from the predictions for all rows, corrected by 50 labels checked at random" in words
-    )
+    assert "90 % interval 10 to 20 %, from the predictions for all rows, corrected by 50 checked rows" in words
+    assert words.count("A 90 % interval contains the true value in about 9 of 10 cases.") == 1
     assert "18 more decisions about rows drawn at random" in words
+
+
+def test_the_page_says_what_the_correction_changes_and_what_it_is_based_on(tmp_path: Path) -> None:
+    runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
+    audit = replace(an_audit(("cat", "dog"), [0.9, 0.02], "word", accuracy=0.9), is_label_issue=np.ones(2, bool))
+    rates = tuple({**rate, "low": low} for rate, low in zip(audit.error_rates, (0.51, 0.0), strict=True))
+    ones = np.ones(60)
+    at = np.r_[np.full(40, -1), np.arange(20)]
+    pairs = CheckedPairs(np.ones((60, 2)) / 2, ones.astype(int), ones.astype(int), np.arange(60) < 50, ones, at)
+    rate = {"n": 2, "rate": 0.4, "low": 0.3, "high": 0.5, "checked": 50, "level": 0.9}
+    audit = replace(audit, facts={**audit.facts, "noise_rate": rate}, error_rates=rates, pairs=pairs)
+    old = a_review()
+    review = old._replace(progress=replace(old.progress, has_interval=True), before=Rate(100, 40.0, 30.0, 50.0, 50))
+    counts = {"n_unchecked": 1, "n_found_wrong": 1, "n_by_people": 6, "n_by_audit": 30}
+    review = review._replace(**counts, n_trusted=40, n_trusted_wrong=5)
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=audit, review=review)])).words
+    for part in (
+        "corrected by 40 trusted rows and 10 rows checked at random",
+        "suspicious labels: 1 found wrong by people, 1 unchecked",
+        "More likely wrong than right, and another class fits better",
+        "Most labels “cat” are wrong, which looks like a systematic mistake: check how this class was labeled.",
+        "1. Review 20 more rows, if you have time: warpi review RUN",
+        "36 changed labels: 6 that people found wrong (5 of them in trusted rows) and 30 suggestions that nobody has",
+        "About 20 wrong labels (90 % interval 15 to 28) remain instead of 40.",
+        "The 40 trusted rows are not in this table; 5 of their given labels are wrong.",
+        "dog10< 12.0 %",  # 0.2 of 10 labels
+    ):
+        assert part in words, part
+    none = replace(audit, facts={**audit.facts, "threshold": 0.8}, error_rates=rates[1:] + rates[1:])
+    review = review._replace(n_by_people=0, n_unchecked=2, n_trusted=0, after=Rate(100, 1.0, None, None, 50))
+    words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=none, review=review)])).words
+    assert "Wrong with a probability above 80 %" in words
+    assert "suspicious labels, none of them checked yet" in words
+    assert "30 changed labels: 30 suggestions that" in words
+    assert "About 1 wrong label remains instead of 40." in words
+    assert "systematic" not in words
+    assert "not in this table" not in words
 
 
 def test_a_mixture_of_candidates_is_named_and_explained(tmp_path: Path) -> None:
@@ -325,8 +364,8 @@ def test_a_mixture_of_candidates_is_named_and_explained(tmp_path: Path) -> None:
     (run / "choice.json").write_text(json.dumps(choice))
     runs = find_runs([run])
     words = Page(to_html(summarize(runs), runs)).words
-    assert words.index("test accuracy") < words.index("model accuracy, cross-validated on 40 trusted rows")
-    assert "About 160 trusted rows would halve the width of this interval" in words
+    assert words.index("test accuracy") < words.index("model accuracy on 40 trusted rows")
+    assert "With about 160 trusted rows in total, this interval would be half as wide" in words
     assert "predictions come from a weighted mixture of the candidates above" in words
     for part in ("trained without suspicious rows", "instead of on the given labels", "< 0.1"):
         assert part in words
@@ -366,7 +405,7 @@ def test_errors_that_are_spread_evenly_are_described_so_and_rare_pairs_are_added
         "The 12 suspicious labels are spread over 12 pairs of given and suggested class; no pair has more than 1."
         in words
     )
-    assert "suspicious labels, 9 still unchecked" in words
+    assert "suspicious labels: 3 found right, 9 unchecked" in words
     assert "Of the 12 suspicious labels, 7 are really wrong." in words
     assert "other pairs (2)" in words
     three = replace(even, given=numbers % 3)
@@ -416,7 +455,7 @@ def test_a_matrix_of_many_classes_stays_small() -> None:
 # -- real runs -------------------------------------------------------------------------------------------------------
 
 
-def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path) -> None:
+def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path, tmp_path: Path) -> None:
     runs = find_runs([digits_run])
     (before,) = read_details(runs)
     assert before.audit is None
@@ -440,6 +479,39 @@ def test_details_of_a_run_agree_with_its_results_and_its_audit(digits_run: Path)
     assert detail.review.progress.n_decided == 0
     for s in detail.suspects:
         assert s.image.startswith("data:image/png;base64,")
+    changed = corrected_by(digits_run, tmp_path)
+    review = detail.review
+    assert (review.n_by_people, review.n_by_audit) == (changed.count("person"), changed.count("audit"))
+    assert review.n_by_people == review.n_trusted_wrong  # nobody has decided anything
+    assert review.n_trusted == review.before.n - len(stored)
+
+
+def corrected_by(run: Path, folder: Path) -> list[str]:
+    """Who changed the label of each row, in the file that `warpi correct` writes."""
+    assert main(["correct", str(run), "--out", str(folder / "corrected.csv")]) == 0
+    with (folder / "corrected.csv").open(newline="") as file:
+        return [line["changed_by"] for line in csv.DictReader(file)]
+
+
+def test_labels_that_people_have_checked_are_counted_apart(table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(table / "run", run)
+    opened = open_run(run, device="cpu")
+    items, audit = opened.items, opened.audit
+    kept, changed = audit.row[audit.ranked[:2]].tolist()
+    labels = {kept: int(items.given[kept]), changed: 1 - int(items.given[changed])}
+    choices = [Choice(row, 0, "change", items.classes[k], "", None) for row, k in labels.items()]
+    with closing(Store(run / "review" / "decisions.sqlite", items.identity)) as store:
+        store.decide(choices, "tab", "step")
+    (detail,) = read_details(find_runs([run]), audit=True)
+    review = detail.review
+    assert review is not None
+    assert detail.audit is not None
+    assert review.n_unchecked == int(detail.audit.is_label_issue.sum()) - 1  # the audit has learned that one is right
+    assert review.n_found_wrong == 1
+    by = corrected_by(run, tmp_path)
+    assert (by.count("person"), by.count("audit")) == (review.n_by_people, review.n_by_audit)
+    assert review.n_by_people == 1 + review.n_trusted_wrong
 
 
 def test_a_read_only_run_is_audited_and_shown(

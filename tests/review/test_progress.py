@@ -1,6 +1,7 @@
 """Evidence of columns, the curve of right labels, advice, and accepting many suggestions."""
 
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -134,18 +135,25 @@ def test_advice_depends_on_what_is_missing() -> None:
     assert "drawn at random" not in measure_progress(checked, {}, {}).hint()
     assert "warpi audit runs/x" in measure_progress(audit, decisions, random).hint("runs/x")
     unsure = replace(audit, pairs=pairs_of(audit, list(range(40)), audit.posterior[:40]))
-    advice = measure_progress(unsure, decisions, random).hint(effect=", leaving none")
-    assert advice.startswith(
-        "Write the corrected data: `warpi correct RUN --out corrected.csv`, leaving none, and train"
-    )
-    assert "first review 20 more rows (`warpi review RUN`, sorted by expected gain)" in advice
-    assert "Review 20 more rows, sorted by expected gain" in measure_progress(unsure, decisions, random).hint()
+    progress = measure_progress(unsure, decisions, random)
+    steps = progress.hint(effect="None remain.").split("\n")
+    assert steps[0].startswith("1. Review 20 more rows, if you have time: `warpi review RUN`, in the order “largest")
+    page = resources.files("warpi.review").joinpath("assets/page.js").read_text()
+    assert "“largest expected gain first”" in steps[0]  # a choice of the page
+    assert 'gain: "largest expected gain first"' in page
+    assert f"about {progress.next_gain:.0f} labels that would otherwise stay wrong" in steps[0]
+    assert steps[1] == "2. Write the corrected data: `warpi correct RUN --out corrected.csv`. None remain."
+    assert steps[2].startswith("3. Train again")
+    assert progress.hint().startswith("Review 20 more rows: `warpi review RUN`")
     sure = replace(unsure, learned_posterior=np.eye(3)[audit.suggested] * 0.98 + 0.02 / 3)
     assert "You can stop" in measure_progress(sure, decisions, random).hint()
+    stop = measure_progress(sure, decisions, random).hint(effect="None remain.").split("\n")
+    assert [line[:9] for line in stop] == ["You can s", "1. Write ", "2. Train "]
     for checked in (unsure, sure):
         advice = measure_progress(checked, decisions, random).hint(correcting_helps=False)
         assert "Keep the labels as they are" in advice
         assert "warpi correct" not in advice
+        assert "otherwise" not in advice  # the gain is that over the suggestions, which are not applied
     low = replace(audit, facts={**audit.facts, "trusted_accuracy": 0.5})
     assert "right for only 50 %" in audit_concerns(low)[0].problem
     assert "warpi pick 40 runs/x" in audit_concerns(low)[0].advice

@@ -48,12 +48,13 @@ commands:
 {_SUMMARIES}
 
 methods to try first (`warpi list methods` describes these and more):
-  with or without them       auto (the default for tables)
-  without trusted examples   ce, gce, elr, co_teaching, dividemix, dmi_ns
-  with trusted examples      clean_only, fine_tune, glc, l2rw, mwnet, warpi
+  auto (the default)         for tables, texts and features, with or without trusted examples
+  without trusted examples   gce, elr, dividemix, dmi_ns, co_teaching (needs the share of wrong labels)
+  with trusted examples      glc, l2rw, mwnet, warpi
+  baselines                  ce; with trusted examples also clean_only, fine_tune
 
-`warpi COMMAND --help` shows the flags of a command. `--use FILE.py` adds the methods and networks that a file of yours
-defines as METHODS = {{"mine": Mine()}} and NETS = {{"tiny": build}}.
+`warpi COMMAND --help` shows the flags of a command. `--use FILE.py` adds the methods and networks that your file
+defines in METHODS = {{"mine": Mine()}} and NETS = {{"tiny": build}}.
 """
 
 

@@ -44,11 +44,14 @@ def audit(argv: list[str]) -> None:
     )
     parser.add(
         "--rows train|all",
-        "train: training rows only; all: held-out rows too (default: all, or train if the test labels are known to be "
-        "right)",
+        "train: training rows only; all: also rows held out for validation and testing (default: all; train if the "
+        "test labels are known to be right)",
     )
     parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
-    parser.add("--checked FILE.csv,...", "lists of `warpi pick` with checked_label filled in; they improve the audit")
+    parser.add(
+        "--checked FILE.csv,...",
+        "lists of `warpi pick` with checked_label filled in (an alternative to `warpi review`)",
+    )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
     parser.add("--quiet", "print only errors")
@@ -149,11 +152,13 @@ def _print_audit(audit: "Audit") -> None:
 def pick(argv: list[str]) -> None:
     parser = Parser(
         "warpi pick",
-        "Choose the examples that a person should check first, or estimate the noise rate from a list "
-        "that a person has checked.",
+        "Choose the examples that a person should check first: without a run at random, with a run half at random and "
+        "half where the model is uncertain. Or estimate the noise rate from a list that a person has checked.",
     )
-    parser.add_argument("n", type=int, nargs="?", metavar="N", help="number of rows to pick")
-    parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data, if there is one")
+    parser.add_argument(
+        "n", type=int, nargs="?", metavar="N", help="number of rows to pick; five per class are enough to start"
+    )
+    parser.add_argument("run", type=Path, nargs="?", metavar="DIR", help="a finished run on the data; or give --data")
     parser.add_output("--csv", "write the list; a person fills in its column checked_label")
     parser.add("--unbiased", "pick all rows at random, for the best estimate of the noise rate")
     parser.add("--coverage", "without a run: spread the rows over the inputs of each class")
@@ -167,7 +172,7 @@ def pick(argv: list[str]) -> None:
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
 
-    add_data_flags(parser, "data without a run", NOT_READ)
+    add_data_flags(parser, "data without a run", NOT_READ, has_default=False)
     given = parser.read(argv)
     settings = {name: given[name] for name in READ if name in given}
     if given["estimate"]:

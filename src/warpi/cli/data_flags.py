@@ -12,9 +12,13 @@ from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import say
 
 
-def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> None:
-    """Add the fields of `DataSettings` as a group of flags, and `--labels FILE`, which sets `noise`."""
-    group = add_fields(parser, title, DataSettings, (*skip, "noise", "meta_data"))
+def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = (), *, has_default: bool = True) -> None:
+    """Add the fields of `DataSettings` as a group of flags, and `--labels FILE`, which sets `noise`.
+
+    Without `has_default`, the help text of `--data` names no default, because the command refuses to run without it.
+    """
+    required = () if has_default else ("data",)
+    group = add_fields(parser, title, DataSettings, (*skip, "noise", "meta_data"), required=required)
     texts = {f.name: f.metadata["help"] for f in fields(DataSettings)}
     flags = {"--labels": ("noise", "FILE", "replace the labels by those in a .json file written by `warpi review`")}
     flags["--noise"] = ("noise", "KIND:RATE", texts["noise"])
@@ -28,7 +32,9 @@ def add_data_flags(parser: Parser, title: str, skip: tuple[str, ...] = ()) -> No
 def add_copied_columns(parser: Parser) -> None:
     """Add `--id` and `--keep`."""
     parser.add(
-        "--id A,B,...", "columns that identify the rows, copied to the output (default: unused columns without repeats)"
+        "--id A,B,...",
+        "columns that identify the rows, copied to the output (default: columns that are not features and have a "
+        "different value in every row)",
     )
     parser.add("--keep A,B,...", "more columns of the data to copy to the output")
 

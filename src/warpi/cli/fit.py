@@ -33,13 +33,16 @@ data:
   --data DATA           .csv, .tsv, .parquet, .npz, .npy, image folder, hf:FOLDER, or a name from `warpi list datasets`
   --label COLUMN        column with the labels (default: label)
   --drop A,B,...        columns of a table that are not features, such as an id
-  --trusted FILE        second file or folder, with examples whose labels were checked
+  --trusted FILE        second file or folder, with examples whose labels were checked; rows of DATA or others
   --labels FILE         replace the labels by those in a .json file written by `warpi review`
 
 training:
-  --method NAME         name from `warpi list methods` (default: auto; for images on a GPU, a network)
+  --method NAME         name from `warpi list methods` (default: auto; a network for images on a GPU and for more than a
+                        million rows in a .npy file)
+  --recipe NAME         strong or paper: set many training flags at once; strong is the default for images of up to 64
+                        pixels on a GPU
   --model NAME          forest, boosting, logistic or knn: kind of model that auto uses (default: forest and logistic)
-  --budget TIME         time for the comparison, such as 60s or 5m (default: no limit)
+  --budget TIME         time that auto may spend comparing models, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)
   --seed N              random seed (default: 0)
@@ -51,7 +54,7 @@ run folder:
 
 benchmarks with known labels:
   --noise KIND:RATE     label noise to add, from `warpi list noises`
-  --meta N              number of rows to hold out as trusted examples
+  --meta N              number of trusted (*meta*) examples to hold out from the data
 
 `warpi fit --help-all` shows all flags; with `--method NAME` also the settings of that method.
 """
@@ -184,7 +187,7 @@ def compare(argv: list[str]) -> None:
     parser.add("--out DIR", "run folder to write, with --data", Path)
     parser.add("--seed N", "random seed of a new run", int, 0)
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
-    add_data_flags(parser, "data without a run")
+    add_data_flags(parser, "data without a run", has_default=False)
     given = parser.read(argv)
     from warpi.audit.compare import compare as compare_methods
     from warpi.methods.auto import parse_seconds
@@ -305,11 +308,19 @@ def _make_parser(method: str) -> Parser:
         help_flag="--help-all",
         explain=explain,
     )
-    parser.usage = "warpi fit --data DATA --trusted FILE --out DIR [flags]"
+    parser.usage = "warpi fit --data DATA [--trusted FILE] --out DIR [flags]"
     parser.start_group("run")
     parser.add("--out DIR", "run folder to write", Path, required=True)
-    parser.add("--method NAME", "name from `warpi list methods` (default: auto; for images on a GPU, a network)")
-    parser.add(f"--recipe {'|'.join(RECIPES)}", "set many of the training flags at once", default=argparse.SUPPRESS)
+    parser.add(
+        "--method NAME",
+        "name from `warpi list methods` (default: auto; a network for images on a GPU and for more than a million rows "
+        "in a .npy file)",
+    )
+    parser.add(
+        f"--recipe {'|'.join(RECIPES)}",
+        "set many training flags at once; strong is the default for images of up to 64 pixels on a GPU",
+        default=argparse.SUPPRESS,
+    )
     parser.add("--resume", "continue the interrupted run in DIR")
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
     parser.add("--devices N", "processes that share each batch, one per GPU (default: 1)", int)

@@ -28,8 +28,16 @@ def add_probability_flags(parser: Parser) -> None:
     parser.add("--probabilities FILE", ".npy, .csv or .parquet: one row per example, one column per class", Path)
     parser.add("--data PATH", "the data, for its labels, class names, ids and image files")
     parser.add("--label COLUMN", "column of --data with the labels (default: label)")
-    parser.add("--labels FILE", "the given labels, one per row: .npy, or a table with the column label", Path)
-    parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
+    parser.add(
+        "--labels FILE",
+        "the given labels, one per row: .npy, or a table with the column label (no file for `warpi fit --labels`)",
+        Path,
+    )
+    parser.add(
+        "--trusted FILE",
+        "table with the columns row (from 0) and true_label of checked rows (no file for `warpi fit --trusted`)",
+        Path,
+    )
     parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
     parser.add("--out DIR", "write audit.csv and audit.json into this folder", Path)
 

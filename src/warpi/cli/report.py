@@ -52,6 +52,7 @@ def report(argv: list[str]) -> None:
         say(f"report: {given['out'] / 'report.html'}")
         for detail in details if len(details) == 1 else []:
             if step := next_step(detail).replace("`", ""):
-                say(f"next: {step}")
+                for line in f"next: {step}".split("\n"):
+                    say(line)
     if broken:
         raise SystemExit(1)

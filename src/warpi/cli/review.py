@@ -63,15 +63,17 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     parser = Parser(
         "warpi review",
         "Open a page in the browser where a person decides which labels are right. A run is audited first "
-        "if it has no audit. With --export or --export-trusted no page is opened; the decisions so far are written.",
+        "if it has no audit. With --export or --export-trusted no page is opened; the decisions so far are written. To "
+        "apply the suggestions of the audit too, use `warpi correct`.",
     )
-    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run folder; or give --data")
+    parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run folder; or give --data and --out")
     parser.add("--rows FILE.csv", "review the rows of this list, as `warpi pick --csv` wrote it", Path)
     parser.add("--show FILE.csv", "a csv with one line per row of the data, shown next to each item", Path)
     parser.add("--out DIR", "folder for the decisions (default: RUN/review)", Path)
     parser.add(
         "--blind random|all|none",
-        "rows whose labels are hidden until you choose a class (default: random ones, with at most 10 classes)",
+        "rows whose given label is hidden until you choose a class; random: those that `warpi pick` drew at random "
+        "(default: random; none with more than 10 classes)",
     )
     parser.add("--port N", "port on 127.0.0.1 (default: a free one)", int, 0)
     parser.add("--host ADDRESS", "listen on this address, for other machines (default: 127.0.0.1)")
@@ -80,8 +82,14 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     parser.add("--people NAME,NAME,...", "several people review: each gets a link and a part of the rows")
     parser.add("--overlap X", "with --people: share of the rows that two people decide (default: 0.1)", float)
     parser.add("--no-browser", "print the link without opening a browser")
-    parser.add("--export FILE", "write the corrected labels of all rows (.csv or .json)", Path)
-    add_trusted_output(parser, "write the trusted examples as a set for `warpi fit --trusted`", "PATH")
+    parser.add("--export FILE", "write the labels of all rows, with the decisions so far (.csv or .json)", Path)
+    add_trusted_output(
+        parser,
+        "write a set for `warpi fit --trusted`: the trusted examples of the run and the decided rows that `warpi pick` "
+        "drew at random (without a run: all decided rows). Rows that you chose because they look suspicious are left "
+        "out",
+        "PATH",
+    )
     parser.add(
         "--accept-above P", "accept all suggestions that are more probable than P without looking at them", float
     )
@@ -91,7 +99,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     parser.add("--seed N", "random seed of --noise", int, 0)
-    add_data_flags(parser, "data without a run", NOT_READ)
+    add_data_flags(parser, "data without a run", NOT_READ, has_default=False)
     given = parser.read(argv)
     settings = {name: given[name] for name in READ if name in given}
     run = given["run"]
@@ -125,13 +133,20 @@ def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> No
 def correct(argv: list[str]) -> None:
     parser = Parser(
         "warpi correct",
-        "Write the data of a run with corrected labels: decisions of people (`warpi review`) and suggestions of the "
-        "audit. Added columns hold the old label, who changed it and how probable the new one is.",
+        "Write the data of a run with corrected labels: the decisions of people (`warpi review`) and, for all other "
+        "rows, the suggestions of the audit. Three columns are added: given (the original label), changed_by (person, "
+        "audit or empty) and label_probability (that the new label is right). To apply decisions only, use "
+        "`warpi review RUN --export FILE`.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder; it is audited if it has no audit")
     parser.add_output("--out", "write the corrected data (.csv or .parquet)")
     parser.add("--hf FOLDER", "write the corrected data as a Hugging Face data set, for load_from_disk", Path)
-    parser.add("--above P", "change a label only if its suggestion is more probable than this (default: 0)", float, 0.0)
+    parser.add(
+        "--above P",
+        "change a label only if the new one is more probable than this (default: 0, the most probable class)",
+        float,
+        0.0,
+    )
     parser.add("--review DIR", "folder with the decisions (default: RUN/review)", Path)
     add_trusted_output(
         parser, "also write the trusted rows and the checked random rows, for `warpi fit --trusted`", "PATH"

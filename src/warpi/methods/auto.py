@@ -63,7 +63,9 @@ class Auto(Method):
         None, "kind of model that all candidates use (default: forest and logistic)"
     )
     budget: float | str | None = setting(
-        None, "time for the comparison, such as 60s or 5m; what does not fit is left out (default: no limit)"
+        None,
+        "time that auto may spend comparing models, such as 60s or 5m; what does not fit is left out "
+        "(default: no limit)",
     )
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ MANY_CLASSES = 20
 _SHOWN_CLASSES = 10  # if there are many
 _SHOWN_PAIRS = 10
 _NAMED_PAIRS = 3  # in a sentence
+_NAMED_CLASSES = 3
 
 
 class Tile(NamedTuple):
@@ -43,14 +44,15 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "concerns": audit_concerns(audit),
         "advice_first": any(concern.comes_first for concern in audit_concerns(audit)),
         "where": _where(audit),
+        "systematic": _systematic(audit),
         "left_out": audit.facts.get("left_out") or 0,
-        "threshold": percent(audit.facts.get("threshold", 0.5)),
         "really_wrong": _really_wrong(audit, detail.review),
         "next_step": next_step(detail),
         "pairs": _pairs(audit),
         "rates": first,
         "more_rates": more,
         "has_intervals": audit.has_interval,
+        "trusted": "" if detail.review is None else _trusted_rows(detail.review),
         "review": None if detail.review is None else _decisions(detail.review),
         "suspects": detail.suspects,
         "copies": _copies(audit),
@@ -72,7 +74,9 @@ def next_step(detail: Detail) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{100 * share:.1f} %" if 0 < share < 0.0995 else f"{100 * share:.0f} %"
 
 
 def _wrong_tile(audit: Audit, review: Review | None) -> Tile:
@@ -86,9 +90,23 @@ def _wrong_tile(audit: Audit, review: Review | None) -> Tile:
     if audit.has_interval and low is not None and high is not None:
         note = (
             f"90 % interval {100 * low / n:.0f} to {100 * high / n:.0f} %, from the predictions for all rows, "
-            f"corrected by {rate['checked']} labels checked at random"
+            f"corrected by {_describe_checks(audit)}"
         )
-    return Tile(f"{wrong:,.0f} of {n:,}", f"labels estimated to be wrong ({percent(wrong / max(n, 1))})", note)
+    text = f"labels estimated to be wrong in the data as given ({percent(wrong / max(n, 1))})"
+    return Tile(f"{wrong:,.0f} of {n:,}", text, note)
+
+
+def _describe_checks(audit: Audit) -> str:
+    """The checked rows that the interval of the noise rate is based on."""
+    n = audit.facts["noise_rate"]["checked"]
+    pairs = audit.pairs
+    if pairs is None or int(pairs.random.sum()) != n:
+        return f"{n:,} checked rows"
+    trusted = int((pairs.random & (pairs.position < 0)).sum())
+    drawn = f"{n - trusted:,} rows checked at random"
+    if not trusted:
+        return drawn
+    return f"{trusted:,} trusted rows" + (f" and {drawn}" if n > trusted else "")
 
 
 def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
@@ -96,10 +114,22 @@ def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
     n = int(audit.is_label_issue.sum())
     if not n:
         return Tile("0", "suspicious labels", "The audit can tell how many labels are wrong, but not which")
-    unchecked = "" if review is None or review.n_unchecked is None else f", {review.n_unchecked:,} still unchecked"
-    threshold = percent(audit.facts.get("threshold", 0.5))
-    note = f"Each is wrong with a probability above {threshold}, and another class is more probable"
-    return Tile(f"{n:,}", f"suspicious labels{unchecked}", note)
+    threshold = audit.facts.get("threshold", 0.5)
+    likely = "More likely wrong than right"
+    if threshold != 0.5:
+        likely = f"Wrong with a probability above {percent(threshold)}"
+    return Tile(f"{n:,}", f"suspicious labels{_checked(review, n)}", f"{likely}, and another class fits better")
+
+
+def _checked(review: Review | None, n: int) -> str:
+    """How many of n suspicious labels people have checked; '' if nobody has looked at the labels of this run."""
+    if review is None or review.n_unchecked is None:
+        return ""
+    if review.n_unchecked == n:
+        return ", none of them checked yet"
+    right = n - review.n_unchecked - review.n_found_wrong
+    counts = {"found wrong by people": review.n_found_wrong, "found right": right, "unchecked": review.n_unchecked}
+    return ": " + ", ".join(f"{k:,} {what}" for what, k in counts.items() if k)
 
 
 def _really_wrong(audit: Audit, review: Review | None) -> str:
@@ -133,8 +163,28 @@ def _where(audit: Audit) -> str:
             f"The {total:,} suspicious labels are spread over {len(pairs)} pairs of given and suggested class; no pair "
             f"has more than {pairs[0][1]:,}."
         )
-    others = f"; the other {rest:,} are in {len(pairs) - _NAMED_PAIRS} more pairs of classes" if rest else ""
+    others = f"; the table below has the other {rest:,}" if rest else ""
     return f"Of the {total:,} suspicious labels, {', '.join(parts)}{others}."
+
+
+def _systematic(audit: Audit) -> str:
+    """Classes with more wrong than right labels, even at the lower end of the interval; '' if there is none."""
+    found = [f"“{c['class']}”" for c in audit.error_rates if c["low"] is not None and c["low"] > 0.5]
+    if not audit.has_interval or not found:
+        return ""
+    more = len(found) - _NAMED_CLASSES
+    named = [*found[:_NAMED_CLASSES], *([f"{more} more classes"] if more > 0 else [])]
+    classes = ", ".join(named[:-1]) + " and " * (len(named) > 1) + named[-1]
+    how = "how this class was labeled" if len(found) == 1 else "how these classes were labeled"
+    return f"Most labels {classes} are wrong, which looks like a systematic mistake: check {how}."
+
+
+def _trusted_rows(review: Review) -> str:
+    """The trusted rows of the data, which are not audited."""
+    if not review.n_trusted:
+        return ""
+    wrong = f"; {review.n_trusted_wrong:,} of their given labels are wrong" if review.n_trusted_wrong else ""
+    return f"The {review.n_trusted:,} trusted rows are not in this table{wrong}."
 
 
 def _count_pairs(audit: Audit) -> list[tuple[tuple[int, int], int]]:
@@ -165,11 +215,28 @@ def _advise(audit: Audit, review: Review | None) -> str:
         )
     if review is None:
         return f"Write the corrected data: `{correct_command(name)}`."
-    before, after = f"{review.before.rate:,.0f}", f"{review.after.rate:,.0f}"
     helps = review.after.rate < review.before.rate
-    labels = "label" if after == "1" else "labels"
-    effect = f", leaving about {after} wrong {labels} instead of {before}" if helps else ""
+    effect = _describe_correction(review) if helps else ""
     return review.progress.hint(None if run is None else str(run), effect, correcting_helps=helps)
+
+
+def _describe_correction(review: Review) -> str:
+    """What `warpi correct` does, in two sentences."""
+    parts = []
+    if review.n_by_people:
+        trusted = f" ({review.n_trusted_wrong:,} of them in trusted rows)" if review.n_trusted_wrong else ""
+        parts.append(f"{review.n_by_people:,} that people found wrong{trusted}")
+    if review.n_by_audit:
+        parts.append(f"{review.n_by_audit:,} suggestions that nobody has confirmed (expect mistakes among these)")
+    changed = review.n_by_people + review.n_by_audit
+    contents = f" with {changed:,} changed label{'s' * (changed != 1)}: {' and '.join(parts)}" if parts else ""
+    after = review.after
+    n, interval = f"{after.rate:,.0f}", ""
+    if after.low is not None and after.high is not None:
+        interval = f" (90 % interval {after.low:,.0f} to {after.high:,.0f})"
+    labels, remain = ("label", "remains") if n == "1" else ("labels", "remain")
+    before = f"{review.before.rate:,.0f}"
+    return f"It writes a new file{contents}. About {n} wrong {labels}{interval} {remain} instead of {before}."
 
 
 def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
@@ -183,7 +250,7 @@ def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
         votes = np.bincount(audit.suggested[issues], minlength=len(rates))
         instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
         interval = [f"{100 * c['low']:.0f} to {100 * c['high']:.0f} %" if c["low"] is not None else "–"] * backed
-        wrong = f"{c['n'] * c['rate']:,.0f}"
+        wrong = "< 1" if 0 < c["n"] * c["rate"] < 0.5 else f"{c['n'] * c['rate']:,.0f}"
         rows.append((c["class"], f"{c['n']:,}", wrong, percent(c["rate"]), *interval, f"{issues.sum():,}", instead))
     heads = (
         "given label",
@@ -204,12 +271,11 @@ def _decisions(review: Review) -> dict[str, Any]:
     counts = review.counts
     progress = review.progress
     n = counts["kept"] + counts["changed"] + counts["unsure"]
-    text = "Nobody has decided about a label yet."
-    unsure = f"{counts['unsure']:,}" if counts["unsure"] else "none"
+    text = "Nobody has reviewed labels of this run yet."
     if n:
         text = (
-            f"People looked at {n:,} rows: {counts['kept']:,} labels kept, {counts['changed']:,} changed, "
-            f"{unsure} unsure. Of the {n:,} rows, {progress.n_random:,} were drawn at random."
+            f"People looked at {n:,} rows, {_or_none(progress.n_random)} of them drawn at random: "
+            f"{counts['kept']:,} labels kept, {counts['changed']:,} changed, {_or_none(counts['unsure'])} unsure."
         )
     if counts["accepted"]:
         text += f" {counts['accepted']:,} suggestions of the audit were accepted without looking at the rows."
@@ -217,12 +283,15 @@ def _decisions(review: Review) -> dict[str, Any]:
         text += f" {counts['dropped']:,} rows are left out, because a copy of them was kept."
     return {
         "text": text,
-        "effect": [("before", _number_of(review.before)), ("after", _number_of(review.after))],
+        "before": _number_of(review.before),
+        "after": _number_of(review.after),
         "curve": draw_progress(review) if progress.n_decided > 1 else None,
-        "ends_at": f"{100 - 100 * review.after.rate / max(review.after.n, 1):.1f} %",
         "accepted": counts["accepted"],
-        "n_decided": progress.n_decided,
     }
+
+
+def _or_none(n: int) -> str:
+    return f"{n:,}" if n else "none"
 
 
 def _copies(audit: Audit) -> list[str]:

@@ -130,16 +130,17 @@ def _trusted_tile(g: Experiment) -> list[Tile]:
     scores = [[number(run.epochs[-1], name) for name in names] for run in g.counted]
     known = [[value for value in score if value is not None] for score in scores if None not in score]
     n = g.first.facts.get("n_meta") or 0
-    text = f"model accuracy, cross-validated on {n:,} trusted rows"
+    text = f"model accuracy on {n:,} trusted rows"
+    about = "Their labels are known to be right, and the models that predict them were not trained on them"
     if len(known) == 1:
         accuracy, low, high = known[0]
-        halve = f"About {4 * n:,} trusted rows would halve the width of this interval"
-        note = f"90 % interval {low:.0f} to {high:.0f} %. A mean weighted by class sizes. {halve}"
+        halve = f"With about {4 * n:,} trusted rows in total, this interval would be half as wide"
+        note = f"90 % interval {low:.0f} to {high:.0f} %. {about}. {halve}"
         return [Tile(f"{accuracy:.1f} %", text, note)]
     if known:
         values = [score[0] for score in known]
         mean = f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f} %"
-        return [Tile(mean, text, f"{len(values)} seeds")]
+        return [Tile(mean, text, f"{len(values)} seeds. {about}")]
     return []
 
 

@@ -22,6 +22,7 @@ from warpi.runs.schema import CHECKPOINT
 from warpi.utils.terminal import say
 
 if TYPE_CHECKING:
+    from warpi.review.correct import Corrections
     from warpi.review.items import Items
     from warpi.review.open import OpenedRun
 
@@ -65,6 +66,11 @@ class Review(NamedTuple):
     before: Rate  # number of wrong labels as given
     after: Rate  # the same after `warpi correct`
     n_unchecked: int | None = None  # suspicious labels that nobody has checked
+    n_found_wrong: int = 0  # suspicious labels that people have changed
+    n_by_people: int = 0  # labels that `warpi correct` changes because of a check, trusted rows included
+    n_by_audit: int = 0  # labels that it changes unchecked
+    n_trusted: int = 0  # rows with a trusted label, which are not audited
+    n_trusted_wrong: int = 0  # those among them with another given label
     n_really_wrong: int | None = None  # suspicious labels that are wrong, if the truth is known
 
 
@@ -190,7 +196,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
     """The decisions in a run folder and their effect; without decisions that of the audit alone."""
     from warpi.audit.decisions import Store
     from warpi.review.correct import apply_corrections
-    from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, final_labels, state_of
+    from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, state_of
 
     items = opened.items
     file = path / "review" / "decisions.sqlite"
@@ -205,14 +211,32 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
         counts[state_of(decision)] += 1
     corrections = apply_corrections(items, opened.audit, decisions)
     progress = measure_progress(opened.audit, decisions, random)
-    suspicious = opened.audit.row[opened.audit.is_label_issue]
-    checked = final_labels(items, corrections.decisions)
-    n_unchecked = sum(row not in checked for row in suspicious.tolist())
     n_wrong = None
     if items.dataset.truth_is_known:
-        given = opened.audit.given[opened.audit.is_label_issue]
-        n_wrong = int((items.dataset.truth.numpy()[suspicious] != given).sum())
-    return Review(counts, progress, corrections.before, corrections.after, n_unchecked, n_wrong)
+        suspicious = opened.audit.row[opened.audit.is_label_issue]
+        n_wrong = int((items.dataset.truth.numpy()[suspicious] != items.given[suspicious]).sum())
+    numbers = _count_labels(opened, corrections)
+    return Review(counts, progress, corrections.before, corrections.after, n_really_wrong=n_wrong, **numbers)
+
+
+def _count_labels(opened: "OpenedRun", corrections: "Corrections") -> dict[str, int]:
+    """How many labels people have checked, and how many `warpi correct` changes: fields of `Review`."""
+    from warpi.review.correct import AUDIT, PERSON
+    from warpi.review.corrected_labels import final_labels
+
+    items, audit = opened.items, opened.audit
+    checked = final_labels(items, corrections.decisions)
+    wrong = {row for row, k in checked.items() if k != items.given[row]}
+    suspicious = audit.row[audit.is_label_issue]
+    outside = checked.keys() - set(audit.row.tolist())
+    return {
+        "n_unchecked": sum(row not in checked for row in suspicious.tolist()),
+        "n_found_wrong": sum(row in wrong for row in suspicious.tolist()),
+        "n_by_people": corrections.changed_by.count(PERSON),
+        "n_by_audit": corrections.changed_by.count(AUDIT),
+        "n_trusted": len(outside),
+        "n_trusted_wrong": len(outside & wrong),
+    }
 
 
 def show_suspect(items: "Items", i: int) -> Suspect:

@@ -68,7 +68,7 @@ class Corrections:
 
     def _basis(self) -> str:
         if self.after.low is not None:
-            return f"; 90 % intervals, from {self.after.checked} random checks"
+            return f"; 90 % intervals, from {self.after.checked} checked rows"
         return (
             f"; expected by the model alone, which can be far off: with {MIN_CHECKS} random checks or more there is an "
             "interval (warpi pick, warpi review)"

@@ -59,10 +59,10 @@ class Progress:
         return sorted({round(m * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)})
 
     def hint(self, run: str | None = None, effect: str = "", correcting_helps: bool = True) -> str:
-        """What to do next, in one or two sentences. Commands are in backticks.
+        """What to do next, in one or two sentences, or in numbered steps on separate lines. Commands are in backticks.
 
-        `effect` follows the command that writes the corrected data, which is then named first. It is not named if
-        correcting does not help.
+        `effect` says what the command does that writes the corrected data; with it, there are steps up to the next
+        training. The command is not named if correcting does not help.
         """
         name = "RUN" if run is None else shlex.quote(run)
         if self.n_waiting:
@@ -81,23 +81,36 @@ class Progress:
             return f"The audit has not used {self.n_new} of the decisions yet. To update it: `warpi audit {name}`."
         keep = "Keep the labels as they are: by the random checks, the audit's suggestions would not improve them."
         if self.can_stop:
-            stop = (
+            review = (
                 f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label."
             )
-            write = f"Write the corrected data: `{correct_command(name)}`{effect}."
-            return f"{stop} {write if correcting_helps else keep}"
+            if not correcting_helps:
+                return f"{review} {keep}"
+            return f"{review}\n{_correct_and_train(name, effect)}" if effect else f"{review} {_write(name)}"
+        optional = correcting_helps and bool(effect)
         review = (
-            f"Review {AHEAD} more rows, sorted by expected gain: `warpi review {name}`. This is expected to correct "
-            f"about {self.next_gain:.0f} more labels."
+            f"Review {AHEAD} more rows{', if you have time' * optional}: `warpi review {name}`, in the order “largest "
+            "expected gain first”."
         )
-        if effect and correcting_helps:
-            return (
-                f"Write the corrected data: `{correct_command(name)}`{effect}, and train again with the command that "
-                f"it prints. If you have time, first review {AHEAD} more rows (`warpi review {name}`, sorted by "
-                f"expected gain): this is expected to correct about {self.next_gain:.0f} more labels."
-            )
-        export = f"Or export now: `{correct_command(name)}`."
-        return f"{review} {export}" if correcting_helps else f"{keep} {review}"
+        if not correcting_helps:
+            return f"{keep} {review}"
+        n = round(self.next_gain)
+        review += f" This is expected to correct about {n} label{'s' * (n != 1)} that would otherwise stay wrong."
+        if effect:
+            return f"1. {review}\n{_correct_and_train(name, effect, 2)}"
+        return f"{review} Or export now: `{correct_command(name)}`."
+
+
+def _correct_and_train(run: str, effect: str, number: int = 1) -> str:
+    """The last two steps, on separate lines. `effect` says what the command of the first one does."""
+    return (
+        f"{number}. {_write(run)} {effect}\n{number + 1}. Train again with the command that this prints, so that the "
+        "model learns from the corrected labels."
+    )
+
+
+def _write(run: str) -> str:
+    return f"Write the corrected data: `{correct_command(run)}`."
 
 
 def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_rows: Mapping[int, float]) -> Progress:

@@ -52,9 +52,15 @@ class DataSettings:
     image_size: int | None = setting(
         None, "side of image files in pixels (default: their own size if at most 64, else 224)"
     )
-    noise: str = setting("given", "label noise to add, see `warpi list noises` (default: given, those of the data)")
-    meta: int | None = setting(None, "number of trusted examples to hold out, or to take from rows marked as trusted")
-    meta_data: str | None = setting(None, "second file or folder, with examples whose labels were checked")
+    noise: str = setting(
+        "given", "label noise to add, see `warpi list noises` (default: given, the labels as they are)"
+    )
+    meta: int | None = setting(
+        None, "number of trusted (*meta*) examples to hold out from the data, or to take from rows marked as trusted"
+    )
+    meta_data: str | None = setting(
+        None, "second file or folder, with examples whose labels were checked; rows of --data or others"
+    )
     val: float | None = setting(
         None, "fraction of the noisy rows held out for validation (default: 0.1 for a built-in data set, 0 for yours)"
     )

@@ -67,5 +67,6 @@ def describe_trusted_accuracy(record: Mapping[str, float], n: int) -> str:
     accuracy, low, high = (record[name] for name in names)
     return (
         f"accuracy {accuracy:.1f} %, 90 % interval {low:.1f} to {high:.1f}, on {n} trusted rows, each predicted by "
-        f"models that were not trained on it; about {4 * n} trusted rows would halve the interval"
+        f"models that were not trained on it; with about {4 * n} trusted rows in total, this interval would "
+        "be half as wide"
     )

@@ -96,11 +96,12 @@ def add_fields(
     source: object,
     skip: tuple[str, ...] = (),
     data_dependent: Container[str] = (),
+    required: Container[str] = (),
 ) -> argparse._ArgumentGroup:
     """Add a group of flags, one per field of a dataclass. If `source` is an instance, its values are the defaults.
 
-    `data_dependent` names the fields whose default depends on the data. Flags that are not set are missing from the
-    result of parsing; the caller chooses their defaults.
+    `data_dependent` names the fields whose default depends on the data, `required` those whose default is not used.
+    Flags that are not set are missing from the result of parsing; the caller chooses their defaults.
     """
     cls = source if isinstance(source, type) else type(source)
     group = parser.add_argument_group(title)
@@ -112,7 +113,7 @@ def add_fields(
         text = f.metadata.get("help") or f"setting {f.name} of {title}"
         if f.name in data_dependent:
             text = f"{text} (default: depends on the data)"
-        elif default is not None and "default" not in text:
+        elif default is not None and "default" not in text and f.name not in required:
             text = f"{text} (default: {_format(default)})"
         group.add_argument(
             "--" + f.name.replace("_", "-"),
