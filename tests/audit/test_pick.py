@@ -325,7 +325,7 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     least = min(counts.values())
     assert least < max(counts.values())
     assert main(["pick", *flags, *data, "--balanced"]) == 0
-    assert f"{10 * least} trusted examples; {40 - 10 * least} more are left out" in capsys.readouterr().out
+    assert f"{10 * least} trusted examples; {40 - 10 * least} more omitted" in capsys.readouterr().out
     with np.load(files["t.npz"]) as balanced:
         assert Counter(balanced["y"].tolist()) == dict.fromkeys(digits.classes, least)
     assert main(["pick", *flags, *data]) == 0

@@ -104,7 +104,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--val", "1.5"], "val must be a fraction of the rows in [0, 1), got 1.5"),
     (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
     (["FIT", "--batch-size", "1"], "BatchNorm needs at least 2 examples per batch"),
-    (["FIT", "--meta", "3"], "3 trusted examples cannot cover 10 classes"),
+    (["FIT", "--meta", "3"], "--meta 3 cannot cover 10 classes"),
     # missing values and files
     (["fit"], "required: --out"),
     (["FIT", "--out"], "argument --out: expected one argument"),

@@ -170,7 +170,7 @@ def test_corrections_count_the_rows_that_are_left(items: Items, tmp_path: Path) 
     assert corrections.dropped == (1, 3, 4)
     assert corrections.after.n == without.after.n - 3
     assert corrections.after.rate < without.after.rate
-    assert "3 rows are left out, because a copy is kept" in str(corrections)
+    assert "omitted, because a copy is kept: 3 rows" in str(corrections)
 
 
 def test_a_dropped_row_of_a_list_does_not_wait(items: Items, tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ def test_correct_writes_a_table_without_the_dropped_rows(tmp_path: Path, capsys:
     copies = copies_of(items)
     assert copies is not None
     with closing(Store(run / "review" / "decisions.sqlite", items.identity)) as store:
-        choices = copies.keep(copies.found.position_of(np.array([0]))[0], {}, {})
+        choices = copies.keep(copies.duplicates.position_of(np.array([0]))[0], {}, {})
         assert choices == [Choice(0, 0, "keep", "a", "a", None), Choice(1, 0, "unsure", None, "b", None)]
         store.decide(choices, "t", "copies-1")
     for suffix in ("csv", "parquet"):
         assert main(["correct", str(run), "--out", str(tmp_path / f"c.{suffix}")]) == 0
-        assert "1 rows are left out" in capsys.readouterr().out
+        assert "omitted, because a copy is kept: 1 row\n" in capsys.readouterr().out
         dataset, _ = warpi.load_dataset(str(tmp_path / f"c.{suffix}"))
         assert len(dataset.y) == 59
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0

@@ -16,7 +16,7 @@ from review_helpers import Client, make_audited_items, make_choice, serve
 from warpi.audit.decisions import Store
 from warpi.errors import UserError
 from warpi.review.page_requests import ReviewSession
-from warpi.review.people import People, hand_out
+from warpi.review.people import People, assign_rows
 from warpi.review.server import Server
 
 PEOPLE = ("anna", "ben", "carl")
@@ -27,7 +27,7 @@ PEOPLE = ("anna", "ben", "carl")
 def test_every_row_is_handed_out(n: int, overlap: float, n_people: int, data: st.DataObject) -> None:
     names = [f"p{i}" for i in range(n_people)]
     done = data.draw(st.dictionaries(st.integers(0, max(0, n - 1)), st.sets(st.sampled_from([*names, "gone"]))))
-    hands = hand_out(range(n), names, overlap, done)
+    hands = assign_rows(range(n), names, overlap, done)
     count = Counter(row for rows in hands.values() for row in rows)
     for row in range(n):
         before = done.get(row, set())
@@ -37,7 +37,7 @@ def test_every_row_is_handed_out(n: int, overlap: float, n_people: int, data: st
         assert sum(count.values()) == n + round(overlap * n)
         sizes = [len(rows) for rows in hands.values()]
         assert max(sizes) - min(sizes) <= 1
-        assert hands == hand_out(range(n), names, overlap, {})
+        assert hands == assign_rows(range(n), names, overlap, {})
 
 
 def test_each_person_sees_only_own_decisions(store: Store) -> None:
@@ -107,7 +107,7 @@ def test_the_link_of_a_person(tmp_path: Path) -> None:
 def test_tls(tmp_path: Path, store: Store) -> None:
     certificate, key = _make_certificate(tmp_path)
     session = ReviewSession(make_audited_items(4, ("a", "b")), store, tmp_path, {"data": "x"})
-    with pytest.raises(UserError, match=r"cannot use the certificate .* give PEM files"):
+    with pytest.raises(UserError, match=r"cannot use the certificate .* pass PEM files"):
         Server(session, tls=(key, certificate))
     with Server(session, tls=(certificate, key)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -176,12 +176,12 @@ def test_requests_to_accept_many(tmp_path: Path) -> None:
         pairs = client.ask("GET", "/api/pairs?above=0.9")[1]["pairs"]
         sure = items.suggestion_probability
         assert sum(pair["n"] for pair in pairs) == int((sure >= 0.9).sum())
-        assert sum(pair["right"] for pair in pairs) == pytest.approx(sure[sure >= 0.9].sum(), abs=1e-4)
+        assert sum(pair["expected_right"] for pair in pairs) == pytest.approx(sure[sure >= 0.9].sum(), abs=1e-4)
         pair = pairs[0]
         query = f"given={pair['given']}&suggested={pair['suggested']}&above=0.9"
         shown = client.ask("GET", f"/api/preview?{query}")[1]
         assert shown["n"] == pair["n"]
-        probabilities = [item["sure"] for item in shown["items"]]
+        probabilities = [item["suggestion_probability"] for item in shown["items"]]
         assert probabilities == sorted(probabilities)
         body = {"tab": "t", "step": "1", "given": pair["given"], "suggested": pair["suggested"], "above": 0.9}
         done = client.ask("POST", "/api/accept", body)[1]

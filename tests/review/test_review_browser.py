@@ -412,7 +412,7 @@ def test_accepting_a_pair_of_classes_undo_progress_and_export(
         expect(page.locator("#bulk-preview .pick")).to_have_count(12)
         cells = page.locator("#bulk-pairs tbody tr").first.locator("td").all_inner_texts()
         page.locator("#bulk-accept").click()
-        expect(page.locator("#toast")).to_contain_text(f"{cells[2]} labels changed")
+        expect(page.locator("#toast")).to_contain_text(f"{cells[2]} label")
         accepted = store.current_decisions()
         assert len(accepted) == int(cells[2]) > 12
         assert all(d.is_automatic and (d.given, d.label) == (cells[0], cells[1]) for d in accepted.values())
@@ -436,7 +436,7 @@ def test_accepting_a_pair_of_classes_undo_progress_and_export(
         page.keyboard.press("b")
         page.locator("#bulk-pairs button").first.click()
         page.locator("#bulk-accept").click()
-        expect(page.locator("#toast")).to_contain_text("labels changed")
+        expect(page.locator("#toast")).to_contain_text(" changed. Undo")
         page.keyboard.press("e")
         expect(page.locator("#exported")).to_contain_text("nobody has checked them")
         folder = Path(page.locator("#exported code").nth(0).inner_text()).parent
@@ -470,7 +470,7 @@ def test_two_people_lose_nothing(browser: Browser, errors: list[str], tmp_path: 
         expect(ann.locator("#count")).to_contain_text("3 of ")
         before = store.current_decisions()
         bob.locator("#bulk-accept").click()
-        expect(bob.locator("#toast")).to_contain_text("labels changed")
+        expect(bob.locator("#toast")).to_contain_text(" changed. Undo")
         after = store.current_decisions()
         assert {row: after[row] for row in before} == before
         assert len(after) > len(before)

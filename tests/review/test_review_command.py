@@ -111,7 +111,7 @@ def test_table_from_checked_rows_to_the_next_command(tmp_path: Path, capsys: pyt
     assert {row for row, r in enumerate(lines_out) if r["label"] != r["given_label"]} == {
         row for row, label in (checked | dict.fromkeys(open_rows, "y")).items() if label != "xy"[row % 2]
     }
-    assert f"{more}: 20 trusted examples; 9 decided rows are not among them" in output
+    assert f"{more}: 20 trusted examples; without 9 decided rows chosen by score" in output
     assert set(more.read_text().splitlines()[1:]) <= {
         f"{line[:-1]}{kind},{line[-1]}" for line in lines for kind in "xy"
     }  # with the original cells, and the given label
@@ -209,7 +209,7 @@ def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.Captu
         ),
         (["--data", "digits", "--out", "r", "--rows", "words.csv"], "must contain integers"),
         (["--data", "digits", "--out", "r", "--rows", "empty.csv"], "at least one row"),
-        (["--data", "digits", "--out", "r", "--show", "twice.csv"], "--show has 2 rows, digits has 1797"),
+        (["--data", "digits", "--out", "r", "--show", "twice.csv"], "--show has 2 rows, but digits has 1797"),
         (["--data", "digits", "--out", "r", "--noise", "open_set:0.1,from=digits"], "only a run can show"),
     ],
 )
@@ -265,7 +265,7 @@ def test_several_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert [line.split("http")[0] for line in output[:3]] == ["", "anna: ", "ben: "]
     assert len({line.split("token=")[1] for line in output[:3]}) == 3
     assert output[3].startswith("anna: 1 of ")
-    assert output[5] == "anna and ben agree on 0 of 1 rows (0 %)"
+    assert output[5] == "anna and ben agree on 0 of 1 row (0 %)"
     assert output[6] == f"{tmp_path}/disputes.csv: 1 row with different labels"
     assert output[7] == f"next: warpi review --data digits --out {tmp_path} --rows {tmp_path}/disputes.csv"
     lines = (tmp_path / "disputes.csv").read_text().splitlines()

@@ -25,7 +25,7 @@ from warpi.data.split import Split
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.parquet import read_parquet
 from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
-from warpi.errors import UserError, missing_package
+from warpi.errors import UserError, format_count, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.review.corrected_labels import accepted_labels, dropped_rows, final_labels, first_labels, labels_before_audit
@@ -54,7 +54,7 @@ class Corrections:
     posterior: Mapping[int, Floats] = field(default_factory=dict)  # [K] of checked rows, from a fit without their check
     above: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, without defaults
-    dropped: tuple[int, ...] = ()  # rows that are left out, because a copy of them is kept
+    dropped: tuple[int, ...] = ()  # rows that are omitted, because a copy of them is kept
 
     def __str__(self) -> str:
         counts = Counter(self.changed_by)
@@ -63,8 +63,9 @@ class Corrections:
             f"{counts[AUDIT]} by the audit"
         )
         wrong = f"of {self.before.n:,}: {_describe(self.before)} before, {_describe(self.after)} after"
-        left_out = f"\n{len(self.dropped)} rows are left out, because a copy is kept" if self.dropped else ""
-        return f"{changed}\nwrong labels {wrong}{self._basis()}{left_out}"
+        n_dropped = format_count(len(self.dropped), "row")
+        omitted = f"\nomitted, because a copy is kept: {n_dropped}" if self.dropped else ""
+        return f"{changed}\nwrong labels {wrong}{self._basis()}{omitted}"
 
     def _basis(self) -> str:
         if self.after.low is not None:
@@ -84,8 +85,8 @@ def correct(run: Path | str, above: float = 0.0, device: str = "auto", decisions
     """Correct the labels of the data of a run.
 
     A label that a person decided in `warpi review` (in the folder `decisions`, default RUN/review) is always used, as
-    are trusted labels. Any other label becomes the audit's suggestion if the probability of that is larger than
-    `above`; 0 takes every suggestion, which gives the largest expected number of right labels.
+    are trusted labels. Any other label becomes the audit's suggestion if its probability is larger than `above`. With
+    0, every suggestion is used, which gives the largest expected number of right labels.
     """
     if not 0 <= above < 1:
         raise UserError(f"above must be a probability in [0, 1), got {above}")
@@ -98,7 +99,7 @@ def correct(run: Path | str, above: float = 0.0, device: str = "auto", decisions
             decided = store.current_decisions()
             items = replace(items, random_rows=frozenset(store.random_rows()))
     elif decisions is not None:
-        raise UserError(f"there are no decisions in {decisions}; give the --out folder of `warpi review`")
+        raise UserError(f"there are no decisions in {decisions}; pass the --out folder of `warpi review`")
     return replace(apply_corrections(items, opened.audit, decided, above), settings=opened.settings)
 
 
@@ -201,8 +202,8 @@ def _judge_trusted(items: Items, pairs: CheckedPairs) -> dict[int, Floats]:
         return dict(zip(trusted.rows.tolist(), q, strict=True))
     every = torch.arange(len(items.dataset.y))
     numbered = Split(trusted.examples, trusted.rows, torch.arange(len(trusted)))
-    places = labels_in(Split(items.dataset.examples, every, items.dataset.y), numbered).tolist()
-    return {row: q[place] for row, place in enumerate(places) if place >= 0}
+    numbers = labels_in(Split(items.dataset.examples, every, items.dataset.y), numbered).tolist()
+    return {row: q[k] for row, k in enumerate(numbers) if k >= 0}
 
 
 def write_trusted_set(corrections: Corrections, path: Path) -> TrustedSetSummary:
@@ -293,7 +294,7 @@ def _before_audit(corrections: Corrections) -> Tensor:
 
 
 def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict[str, list[str]]:
-    """The added columns of a file whose lines are these rows of the data set; None: a line that is none of them."""
+    """The added columns of a file. `rows` are the rows of the data set on its lines; None for other lines."""
     items = corrections.items
     first = first_labels(items).numpy()
     by_audit = _before_audit(corrections).numpy() >= 0
@@ -310,7 +311,7 @@ def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict
 
 
 def _correct_table(corrections: Corrections) -> tuple[dict[str, list[str]], Sequence[int | None]]:
-    """The cells of the file of the data by column, with new labels and the added columns; the row of each line."""
+    """The cells of the data file by column, with new labels and the added columns, and the row of each line."""
     items = corrections.items
     encoding = items.dataset.encoding
     assert items.source is not None
@@ -330,7 +331,7 @@ def _correct_table(corrections: Corrections) -> tuple[dict[str, list[str]], Sequ
 
 
 def _list_rows(corrections: Corrections) -> tuple[dict[str, list[str]], Sequence[int | None]]:
-    """One line per row of data that is not a table; the row of each line."""
+    """A table with one line per row of data that is not a table, and the row of each line."""
     items = corrections.items
     rows = range(len(items.given))
     files = items.dataset.files
@@ -340,7 +341,7 @@ def _list_rows(corrections: Corrections) -> tuple[dict[str, list[str]], Sequence
 
 
 def _format_parquet(columns: Mapping[str, Sequence[str]], kept: Sequence[int], source: Path | None) -> bytes:
-    """A parquet file with the lines `kept`. Columns of a source that is one keep their types; all others are text."""
+    """A parquet file with the lines `kept`. If the source is one, its columns keep their types. Others are text."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -17,11 +17,11 @@ from warpi.utils.files import format_csv, write_atomically
 
 STATES = {"keep": "kept", "change": "changed", "skip": "skipped", "unsure": "unsure"}
 ACCEPTED = "accepted"  # state of a suggestion that was accepted without looking at the row
-DROPPED = "dropped"  # state of a row that is left out, because a copy of it is kept
+DROPPED = "dropped"  # state of a row that is omitted, because a copy of it is kept
 
 
 class NameTaken(UserError):
-    """A file or folder of that name exists and has different content."""
+    """A file or folder with this name exists and has different content."""
 
     def __init__(self, path: Path, flag: str) -> None:
         super().__init__(
@@ -66,17 +66,17 @@ def labels_before_audit(items: Items, label: Tensor, checked: Collection[int]) -
 
 
 def dropped_rows(items: Items, decisions: Mapping[int, Decision]) -> list[int]:
-    """The rows that are left out, because a copy of them is kept. Trusted rows are never left out."""
+    """The rows that are omitted, because a copy of them is kept. Trusted rows are never omitted."""
     rows = {row for row, decision in decisions.items() if decision.is_dropped}
-    again = {row for row, decision in decisions.items() if not decision.is_dropped}
-    return sorted((items.dropped_before - again | rows) - items.trusted_rows.keys())
+    restored = {row for row, decision in decisions.items() if not decision.is_dropped}
+    return sorted((items.dropped_before - restored | rows) - items.trusted_rows.keys())
 
 
 def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path) -> Path:
     """Write the corrected labels of all rows as .json, or as .csv with a .json next to it; return the .json.
 
-    The .json is for `warpi fit --labels`. Since runs may depend on it, it is never replaced: the file next to NAME.csv
-    is NAME.json, or NAME-2.json and so on.
+    The .json is for `warpi fit --labels`. It is never replaced, because runs may depend on it: the file next to
+    NAME.csv is NAME.json, or NAME-2.json and so on.
     """
     if path.suffix.lower() == ".csv":
         write_atomically(path, corrected_csv(items, decisions).encode(errors="surrogateescape"))
@@ -101,7 +101,7 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
 
 
 def _contains_labels(path: Path, items: Items, labels: NoisyLabels) -> bool:
-    """Whether a file assigns the same labels to the same rows, and leaves out the same rows."""
+    """Whether a file assigns the same labels to the same rows, and omits the same rows."""
     try:
         stored = read_noise_file(path, items.dataset)
     except UserError:

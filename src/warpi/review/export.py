@@ -30,8 +30,8 @@ from warpi.runs.rerun_command import command
 from warpi.runs.spec import DataSpec
 from warpi.utils.files import format_csv, sha256, write_atomically
 
-Place = tuple[Examples, int]
-"""An example: the examples it belongs to, and its row there."""
+ExampleRef = tuple[Examples, int]
+"""An example: the `Examples` to which it belongs, and its row in them."""
 
 
 def trusted_name(items: Items) -> str:
@@ -55,10 +55,10 @@ def write_trusted(
 ) -> TrustedSetSummary:
     """Write the trusted examples: all that were trusted before, and decided rows that were not chosen by their scores.
 
-    Balanced: the same number of every class, examples that were trusted before first. Images become a folder of links
-    with one subfolder per class, or a .csv of paths relative to the folder of the data. Tables become a .csv with all
-    columns of the original and its cells. Everything else becomes a .npz with x and y. Since a run depends on the set
-    it was trained with, an existing set with different content is never replaced.
+    If `balanced`, there is the same number of every class, and examples that were trusted before are preferred. Images
+    become a folder of links with one subfolder per class, or a .csv of paths relative to the folder of the data. Tables
+    become a .csv with all columns of the original and its cells. Everything else becomes a .npz with x and y. An
+    existing set with different content is never replaced, because runs may depend on it.
     """
     labeled = final_labels(items, decisions)
     chosen = {row: k for row, k in labeled.items() if items.represents_data(row)}
@@ -71,12 +71,12 @@ def write_trusted(
             if labeled
             else "no example is trusted yet; keep or change the labels of some examples first"
         )
-    places: list[Place] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
-    places += [(items.examples, row) for row in chosen]
+    refs: list[ExampleRef] = [(earlier.examples, row) for row in earlier.rows.tolist()] if earlier else []
+    refs += [(items.examples, row) for row in chosen]
     n_first = len(labels) - len(chosen) + len(items.trusted_rows)
     before: list[str | None] = [None if given else ""] * (len(labels) - len(chosen))
     before += [_given_before(items, decisions, row) if given is None else given.get(row) for row in chosen]
-    summary = _write_places(items, places, labels, path, balanced, n_first, given=before)
+    summary = _write_examples(items, refs, labels, path, balanced, n_first, given=before)
     return summary._replace(corrected_only=len(labeled) - len(chosen))
 
 
@@ -85,8 +85,8 @@ def write_checked_rows(
 ) -> TrustedSetSummary:
     """Write the checked rows of a pick list as a trusted set, which may replace an existing file.
 
-    `rows` are the lines of the file `listed` (see `audit.checked`), and `spec` names the data. Informative rows, which
-    were chosen by their scores, are left out.
+    `rows` are the lines of the file `listed` (see `audit.checked_labels`), and `spec` names the data. Informative rows,
+    which were chosen by their scores, are omitted.
     """
     items, _ = open_data(spec, seed=seed)
     all_checked = [cells for cells in rows if cells[CHECKED]]
@@ -101,8 +101,8 @@ def write_checked_rows(
         _check_same_row(items, int(cells["row"]), cells, listed)
     labels = [items.classes.index(label) for label in chosen.values()]
     given = [cells["given_label"] for cells in checked]
-    places = [(items.examples, row) for row in chosen]
-    summary = _write_places(items, places, labels, path, balanced, replace=True, given=given)
+    refs = [(items.examples, row) for row in chosen]
+    summary = _write_examples(items, refs, labels, path, balanced, replace=True, given=given)
     return summary._replace(corrected_only=len(all_checked) - len(checked))
 
 
@@ -111,7 +111,7 @@ def _given_before(items: Items, decisions: Mapping[int, Decision], row: int) -> 
     if row in decisions and decisions[row].given:
         return decisions[row].given
     dataset = items.dataset
-    if dataset.trusted is not None and bool(dataset.trusted[row]):  # corrected in place
+    if dataset.trusted is not None and bool(dataset.trusted[row]):  # the label was corrected in place
         k = -1 if dataset.given is None else int(dataset.given[row])
         return items.classes[k] if k >= 0 else ""
     return items.classes[int(items.given[row])]
@@ -134,13 +134,13 @@ def _check_same_row(items: Items, row: int, cells: Mapping[str, str], listed: Pa
     if name not in expected:
         raise UserError(
             f"row {row} is {name!r} in {listed}, but {' or '.join(map(repr, sorted(expected)))} in {dataset.name}: "
-            "rows were moved or relabeled; give the same --data, --noise and --seed as when the list was made"
+            "rows were moved or relabeled; use the same --data, --noise and --seed as when the list was made"
         )
 
 
-def _write_places(
+def _write_examples(
     items: Items,
-    places: Sequence[Place],
+    refs: Sequence[ExampleRef],
     labels: Sequence[int],
     path: Path,
     balanced: bool,
@@ -148,15 +148,15 @@ def _write_places(
     replace: bool = False,
     given: Sequence[str | None] = (),
 ) -> TrustedSetSummary:
-    """Write examples with their labels; with `balanced` the same number of every class, the first `n_first` first.
+    """Write examples with their labels. If `balanced`, the same number of every class, preferring the first `n_first`.
 
-    `given` are the labels before they were checked, which a table keeps in a column of this name. If it is '', the cell
-    of the file that a row comes from is kept; None leaves it empty.
+    `given` are the labels before they were checked, which a table keeps in a column of this name. For '', the cell in
+    the file of the row is kept; for None, it is empty.
     """
     y = torch.tensor(labels, dtype=torch.int64)
     kept = balance_classes(y, n_first) if balanced else torch.arange(len(y))
     names = [items.classes[k] for k in y[kept].tolist()]
-    _write(items, [places[i] for i in kept.tolist()], names, path, replace, [given[i] for i in kept.tolist()])
+    _write(items, [refs[i] for i in kept.tolist()], names, path, replace, [given[i] for i in kept.tolist()])
     return TrustedSetSummary.of(path, y, len(kept), items.classes)
 
 
@@ -169,7 +169,12 @@ def _earlier_examples(items: Items, chosen: Mapping[int, int]) -> Split:
 
 
 def _write(
-    items: Items, places: Sequence[Place], names: Sequence[str], path: Path, replace: bool, given: Sequence[str | None]
+    items: Items,
+    refs: Sequence[ExampleRef],
+    names: Sequence[str],
+    path: Path,
+    replace: bool,
+    given: Sequence[str | None],
 ) -> None:
     suffix = path.suffix.lower()
     allowed = {"trusted": ("", ".csv"), "trusted.csv": (".csv",)}.get(trusted_name(items), (".npz",))
@@ -177,19 +182,19 @@ def _write(
         kinds = " or ".join("a folder" if kind == "" else f"a {kind} file" for kind in allowed)
         raise UserError(f"the trusted set of {items.dataset.name} must be {kinds}, got {path}")
     if not suffix:
-        _write_folder(path, _links(items, places, names, path))
+        _write_folder(path, _links(items, refs, names, path))
         return
     if suffix == ".npz":
         arrays = io.BytesIO()
-        x = torch.stack([_input(*place) for place in places])
+        x = torch.stack([_input(*ref) for ref in refs])
         np.savez_compressed(arrays, x=x.numpy(), y=np.array(names))
         content = arrays.getvalue()
     elif isinstance(items.examples, Embedded) and items.dataset.files is None:
-        content = format_texts(places, names)
+        content = format_texts(refs, names)
     elif items.dataset.files is None:
-        content = _format_table(items, places, names, given)
+        content = _format_table(items, refs, names, given)
     else:
-        content = _format_image_list(items, places, names, path)
+        content = _format_image_list(items, refs, names, path)
     if path.exists() and not replace and path.read_bytes() != content:
         raise NameTaken(path, "--export-trusted")
     write_atomically(path, content)
@@ -201,7 +206,7 @@ def _input(examples: Examples, row: int) -> Tensor:
     return examples.x[row].cpu()
 
 
-def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], given: Sequence[str | None]) -> bytes:
+def _format_table(items: Items, refs: Sequence[ExampleRef], names: Sequence[str], given: Sequence[str | None]) -> bytes:
     """A csv with the original cells of each row, or cells reconstructed from its features if no file is known."""
     columns = items.dataset.encoding
     assert isinstance(columns, Columns)
@@ -215,7 +220,7 @@ def _format_table(items: Items, places: Sequence[Place], names: Sequence[str], g
     header = list(originals[0]) if originals else [*columns.features, columns.label]
     header += [] if GIVEN[0] in header else [GIVEN[0]]
     lines = []
-    for (examples, row), name, before in zip(places, names, given, strict=True):
+    for (examples, row), name, before in zip(refs, names, given, strict=True):
         rows = originals if items.shares(examples) else trusted_originals
         cells = rows[row] if rows else dict(feature_cells(examples, row, columns))
         kept = cells.get(GIVEN[0], "") if before == "" else before
@@ -234,14 +239,14 @@ def _image_file(items: Items, examples: Examples, row: int) -> tuple[str, str] |
     return (files.root, files.paths[row]) if files and examples is items.examples else None
 
 
-def _format_image_list(items: Items, places: Sequence[Place], names: Sequence[str], path: Path) -> bytes:
+def _format_image_list(items: Items, refs: Sequence[ExampleRef], names: Sequence[str], path: Path) -> bytes:
     """A csv of image paths relative to the folder of the data."""
     files = items.dataset.files
     assert files is not None
     root = os.path.join(os.path.abspath(files.root), "")
     lines = []
-    for place, name in zip(places, names, strict=True):
-        file = _image_file(items, *place)
+    for ref, name in zip(refs, names, strict=True):
+        file = _image_file(items, *ref)
         full_path = os.path.abspath(os.path.join(*file)) if file else ""
         if not full_path.startswith(root):
             raise UserError(f"some images are outside {files.root}; export a folder: --export-trusted {path.stem}")
@@ -253,7 +258,7 @@ def _format_image_list(items: Items, places: Sequence[Place], names: Sequence[st
 
 
 def _links(
-    items: Items, places: Sequence[Place], names: Sequence[str], path: Path
+    items: Items, refs: Sequence[ExampleRef], names: Sequence[str], path: Path
 ) -> dict[tuple[str, str], str | bytes]:
     """For each (class, file name): the file to link to, or the content of an image known only by its pixels."""
     for name in items.classes:
@@ -262,21 +267,21 @@ def _links(
     data_file = _image_file(items, items.examples, 0)
     root = os.path.realpath(data_file[0]) if data_file else "/"
     links: dict[tuple[str, str], str | bytes] = {}
-    for place, name in zip(places, names, strict=True):
-        file = _image_file(items, *place)
+    for ref, name in zip(refs, names, strict=True):
+        file = _image_file(items, *ref)
         target = path_inside(*file, data_file and data_file[0]) if file else None
         if target is not None:
             # Names determine the order of training, so they must not depend on the location of the data.
             digest = sha256(os.path.relpath(target, root))[:8]
             links[name, f"{digest}-{os.path.basename(target)}"] = target
         else:
-            content = png(pixels(_input(*place)))
+            content = png(pixels(_input(*ref)))
             links[name, f"{sha256(content)[:16]}.png"] = content
     return links
 
 
 def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> None:
-    """Write a folder of images; it appears complete or not at all."""
+    """Write a folder of images. It appears complete or not at all."""
     if path.exists():
         if {(file.parent.name, file.name) for file in path.glob("*/*")} != set(links):
             raise NameTaken(path, "--export-trusted")
@@ -286,8 +291,8 @@ def _write_folder(path: Path, links: Mapping[tuple[str, str], str | bytes]) -> N
         for (folder, name), content in links.items():
             (part / folder).mkdir(parents=True, exist_ok=True)
             if isinstance(content, str):  # relative, so that data and set can be moved together
-                place = os.path.join(os.path.realpath(path.parent), path.name, folder)
-                os.symlink(os.path.relpath(content, place), part / folder / name)
+                location = os.path.join(os.path.realpath(path.parent), path.name, folder)
+                os.symlink(os.path.relpath(content, location), part / folder / name)
             else:
                 (part / folder / name).write_bytes(content)
         os.replace(part, path)
@@ -329,10 +334,8 @@ def fit_command(items: Items, settings: Mapping[str, Any], trusted: Path | None,
         flags["noise"] = f"given:{corrected}"
     if trusted is not None:
         flags["meta_data"] = str(trusted)
-    if (
-        items.dataset.files and trusted is not None and trusted.suffix
-    ):  # its paths are relative to the folder of the data
-        flags["root"] = items.dataset.files.root
+    if items.dataset.files and trusted is not None and trusted.suffix:
+        flags["root"] = items.dataset.files.root  # the paths in the list are relative to it
     return command(flags, next_folder())
 
 

@@ -43,7 +43,7 @@ class Items:
 
     dataset: Dataset
     examples: Examples  # the inputs as used for training
-    embed: EmbedFn  # features in which nearest neighbors are searched
+    embed: EmbedFn  # computes the features in which nearest neighbors are searched for
     row: Ints  # [n] rows of the data set, most suspicious first, or in the order of a list
     given: Ints  # [N] given labels
     suggested: Ints  # [n] class indices; -1: no suggestion
@@ -57,7 +57,7 @@ class Items:
     before_audit: Tensor | None = None  # [N] labels that an earlier audit replaced, -1 for other rows
     dropped_before: frozenset[int] = frozenset()  # rows that are not used, because a copy of them was kept earlier
     listed: bool = False  # whether the rows are those of a list
-    random_rows: frozenset[int] = frozenset()  # rows of the data set that a list of `warpi pick` drew at random
+    random_rows: frozenset[int] = frozenset()  # rows of the data set that `warpi pick` drew at random
     extra_cells: Sequence[Mapping[str, str]] | None = None  # [N] more cells to show for each row
     copied: Mapping[str, Sequence[str]] = field(default_factory=dict)  # [N] columns that identify the rows, by name
     source: Path | None = None  # the file of the data, if it is a table
@@ -68,8 +68,8 @@ class Items:
     def __post_init__(self) -> None:
         if self.extra_cells is not None and len(self.extra_cells) != len(self.given):
             raise UserError(
-                f"--show has {len(self.extra_cells)} rows, {self.dataset.name} has {len(self.given)}; "
-                "give one line per row, in the same order"
+                f"--show has {len(self.extra_cells)} rows, but {self.dataset.name} has {len(self.given)}; "
+                "it must have one line per row, in the same order"
             )
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Items:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that identify the data set. Image files count by name, since they may be read at another size."""
+        """Values that identify the data set. Image files count by name, because they may be read at another size."""
         files = self.dataset.files
         inputs = sha256("\0".join(files.paths)) if files else self.dataset.examples.digest()
         return {"inputs_sha256": inputs, "classes": list(self.classes), "rows": len(self.given)}
@@ -116,10 +116,10 @@ class Items:
 
     @cached_property
     def orders(self) -> dict[str, Ints]:
-        """Names of orders of the items, and the positions of the items in each. The first one is the default.
+        """The items in each order, by the name of the order. The first one is the default.
 
         The expected gain of checking a row is the probability that its suggestion is wrong: `warpi correct` applies
-        the suggestions in any case, so that a check improves only those.
+        the suggestions in any case, so a check improves only wrong ones.
         """
         if self.posterior is None:
             return {"listed": np.arange(len(self))}
@@ -136,19 +136,19 @@ class Items:
         """Means of the features of each class, by the audit and the trusted rows of the data; None if unknown."""
         if self.audit is None:
             return None
-        own = {row: k for row, k in self.trusted_rows.items() if row not in set(self.audit.row.tolist())}
-        row = np.concatenate([self.audit.row, np.array(list(own), dtype=np.int64)])
-        certain = np.eye(len(self.classes))[list(own.values())].reshape(-1, len(self.classes))
+        known = {row: k for row, k in self.trusted_rows.items() if row not in set(self.audit.row.tolist())}
+        row = np.concatenate([self.audit.row, np.array(list(known), dtype=np.int64)])
+        certain = np.eye(len(self.classes))[list(known.values())].reshape(-1, len(self.classes))
         return class_means(self.examples, row, np.concatenate([self.audit.posterior, certain]))
 
     @cached_property
     def position(self) -> dict[int, int]:
-        """The place of each row of the data set in the order of review."""
+        """The position of each row of the data set in the order of review."""
         return {row: i for i, row in enumerate(self.row.tolist())}
 
     @cached_property
     def trusted_rows(self) -> dict[int, int]:
-        """The class of each row that was trusted before, itself or through a copy in a separate file."""
+        """The class of each row that was trusted before, in the data or as a copy in a separate file."""
         if self.trusted is None:
             return {}
         if self.shares(self.trusted.examples):
@@ -184,8 +184,8 @@ class Items:
     def describe(self, row: int) -> list[Cell]:
         """Cells to show for a row: those of `--show`, and its features if it has no image.
 
-        Features that speak for the suggestion against the given label come first. Unnamed features of an array are left
-        out if there is anything else to show.
+        Features that speak for the suggestion against the given label come first. Unnamed features of an array are
+        omitted if there is anything else to show.
         """
         extra = [Cell(name, cells[row]) for name, cells in list(self.copied.items())[1:]]
         extra += [Cell(name, text) for name, text in self.extra_cells[row].items()] if self.extra_cells else []
@@ -227,50 +227,50 @@ class Items:
     ) -> list[dict[str, Any]]:
         """The n examples nearest to a row among the trusted ones and those decided so far, nearest first.
 
-        Among them is the nearest one of each of the `required` classes, if there is any.
+        They include the nearest one of each of the `required` classes, if there is one.
         """
         limit = _MAX_CANDIDATES[self.examples.always_readable]
         count = 0 if self.trusted is None else len(self.trusted)
-        places = [("trusted", k) for k in np.linspace(0, count - 1, min(count, limit)).round().astype(int).tolist()]
-        places += [("row", r) for r in decided if r != row and r not in self.trusted_rows][-limit:]
+        refs = [("trusted", k) for k in np.linspace(0, count - 1, min(count, limit)).round().astype(int).tolist()]
+        refs += [("row", r) for r in decided if r != row and r not in self.trusted_rows][-limit:]
         with self.lock:
-            vectors = self._embed_places([("row", row), *places])
+            vectors = self._embed_refs([("row", row), *refs])
         center = vectors.pop(("row", row), None)
         if center is None:
             return []
-        ranked = sorted(vectors, key=lambda place: float((vectors[place] - center).norm()))
+        ranked = sorted(vectors, key=lambda ref: float((vectors[ref] - center).norm()))
         nearest: list[tuple[str, int]] = []
-        for place in ranked:
+        for ref in ranked:
             if len(nearest) == n:
                 break
             # A row that was decided and later used as a trusted example would appear twice.
-            if not any(torch.equal(vectors[place], vectors[other]) for other in nearest):
-                nearest.append(place)
-        labels = {place: self._label_at(place, decided) for place in reversed(ranked)}
-        first = {label: place for place, label in labels.items()}  # the nearest one of each class
+            if not any(torch.equal(vectors[ref], vectors[other]) for other in nearest):
+                nearest.append(ref)
+        labels = {ref: self._label_at(ref, decided) for ref in reversed(ranked)}
+        first = {label: ref for ref, label in labels.items()}  # the nearest one of each class
         chosen = list(dict.fromkeys([*(first[label] for label in required if label in first), *nearest]))[:n]
-        return [self._describe_neighbor(place, decided) for place in sorted(chosen, key=ranked.index)]
+        return [self._describe_neighbor(ref, decided) for ref in sorted(chosen, key=ranked.index)]
 
-    def _label_at(self, place: tuple[str, int], decided: Mapping[int, str]) -> str:
-        kind, k = place
+    def _label_at(self, ref: tuple[str, int], decided: Mapping[int, str]) -> str:
+        kind, k = ref
         if kind == "row":
             return decided[k]
         assert self.trusted is not None
         return self.classes[int(self.trusted.y[k])]
 
-    def _describe_neighbor(self, place: tuple[str, int], decided: Mapping[int, str]) -> dict[str, Any]:
-        kind, k = place
-        label = self._label_at(place, decided)
+    def _describe_neighbor(self, ref: tuple[str, int], decided: Mapping[int, str]) -> dict[str, Any]:
+        kind, k = ref
+        label = self._label_at(ref, decided)
         if kind == "row":
             return {"row": k, "label": label, "cells": self.describe(k)}
         assert self.trusted is not None
         cells = [] if self.has_pictures else self.cells_of(self.trusted.examples, int(self.trusted.rows[k]))
         return {"trusted": k, "label": label, "cells": cells[:_MAX_CELLS]}
 
-    def _embed_places(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Tensor]:
-        """Features by place, cached; without those that cannot be read."""
+    def _embed_refs(self, refs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Tensor]:
+        """Features of the examples, cached. Examples that cannot be read are omitted."""
         for kind in ("row", "trusted"):
-            new = [place for place in places if place[0] == kind and place not in self.vectors]
+            new = [ref for ref in refs if ref[0] == kind and ref not in self.vectors]
             for start in range(0, len(new), 256):
                 chunk = new[start : start + 256]
                 rows = torch.tensor([k for _, k in chunk])
@@ -283,7 +283,7 @@ class Items:
                 (batch,) = examples.stream([(rows, 0)], augment=False)
                 readable = chunk if batch.kept is None else list(compress(chunk, batch.kept.tolist()))
                 self.vectors.update(zip(readable, self.embed(batch.views[0]), strict=True))
-        return {place: self.vectors[place] for place in places if place in self.vectors}
+        return {ref: self.vectors[ref] for ref in refs if ref in self.vectors}
 
 
 @lru_cache(maxsize=512)
@@ -311,7 +311,7 @@ def items_from_run(
     rows: Ints | None = None,
     extra_cells: Sequence[Mapping[str, str]] | None = None,
 ) -> Items:
-    """The audited rows of a run, most suspicious first; or the listed `rows`, in their order."""
+    """The audited rows of a run, most suspicious first, or the listed `rows` in their order."""
     given = dataset.y.numpy().copy()
     for split in (task.train, task.val, task.meta):
         if split is not None and split.examples is task.train.examples:
@@ -395,7 +395,7 @@ def _check_listed(rows: Ints, n: int) -> Ints:
 def _embed_by_net(net: nn.Module) -> EmbedFn:
     """Normalized penultimate features, or normalized logits if the network does not expose its features.
 
-    A mixture of models has no such features: its inputs are compared.
+    For a mixture of models, which has no such features, the inputs are used.
     """
     inner = getattr(net, "features", None)
     if isinstance(net, Mixture):

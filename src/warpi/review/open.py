@@ -46,7 +46,7 @@ class OpenedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the run that a new run on its data would not have by default."""
+        """The settings of the run that differ from the defaults of a new run on its data."""
         spec: dict[str, Any] = read_run_spec(self.run.path)["spec"]
         return settings_to_repeat(spec, defaults_of_task(self.run.task, {}, spec["data"]))
 
@@ -59,7 +59,7 @@ def open_run(
     id: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> OpenedRun:
-    """Open a run folder. It is audited if it has no audit yet.
+    """Open a run folder. If it has no audit yet, it is audited.
 
     `id` and `keep` name columns of a table that are shown with each row, see `read_copied_columns`.
     """
@@ -71,7 +71,7 @@ def open_run(
     items = items_from_run(dataset, run.task, run.method.net, audit, rows and rows.row, extra_cells)
     items = _with_label_file(replace(items, test=run.truth.test), spec["noise"])
     items = _with_copied_columns(_with_row_list(items, rows), spec["data"], id, keep)
-    if not Noise.parse(spec["noise"]).other_name:  # else some inputs are not those of the file
+    if not Noise.parse(spec["noise"]).other_name:  # otherwise some inputs are not those of the file
         items = _with_source_files(items, spec["data"], spec.get("meta_data"))
     return OpenedRun(run, audit, items)
 
@@ -95,7 +95,7 @@ def open_data(
 
 
 def _with_label_file(items: Items, noise: str) -> Items:
-    """Add what a file of labels says about an earlier review: the labels that an audit replaced, and dropped rows."""
+    """Add the results of an earlier review in a label file: the labels that an audit replaced, and dropped rows."""
     parsed = Noise.parse(noise)
     if parsed.kind != "given" or parsed.file is None:
         return items if str(parsed) == "given" else replace(items, before_audit=None)
@@ -119,7 +119,7 @@ def _with_source_files(items: Items, data: str, trusted: str | None = None) -> I
 
 
 def _with_row_list(items: Items, rows: RowList | None) -> Items:
-    """Add which rows of a list were drawn at random. Raises if the list was made for other data."""
+    """Mark the rows of a list that were drawn at random. Raises if the list was made for other data."""
     if rows is None:
         return items
     for row, label in rows.given.items():
@@ -127,7 +127,7 @@ def _with_row_list(items: Items, rows: RowList | None) -> Items:
         if label not in known:
             raise UserError(
                 f"row {row} is {label!r} in {rows.path}, but {' or '.join(map(repr, sorted(known)))} in "
-                f"{items.dataset.name}; the list was made for other data or labels: make a new one with `warpi pick`"
+                f"{items.dataset.name}; the list was made for other data or labels: create a new one with `warpi pick`"
             )
     return replace(items, random_rows=frozenset(rows.random))
 
@@ -138,7 +138,7 @@ def read_row_list(path: Path | None) -> RowList | None:
         return None
     records = read_records(path)
     if "row" not in records[0]:
-        raise UserError(f"{path} has no column 'row'; give a file that `warpi pick --csv` or `warpi audit --csv` wrote")
+        raise UserError(f"{path} has no column 'row'; pass a file that `warpi pick --csv` or `warpi audit --csv` wrote")
     try:
         row = np.array([int(cells["row"]) for cells in records], dtype=np.int64)
     except (ValueError, OverflowError) as e:
@@ -150,7 +150,7 @@ def read_row_list(path: Path | None) -> RowList | None:
 
 
 def read_extra_cells(path: Path | None, dataset: Dataset, data: str) -> list[Mapping[str, str]] | None:
-    """More cells to show for each row: the lines of a csv file, or else the array `text` of a .npz file."""
+    """More cells to show for each row, from the lines of a csv file, or else the array `text` of a .npz file."""
     if path is not None:
         train = [cells for cells in read_records(path) if cells.get("split", "").lower() in ("", "train")]
         return [{name: cell for name, cell in cells.items() if cell} for cells in train]

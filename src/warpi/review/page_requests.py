@@ -1,4 +1,4 @@
-"""The requests of the review page and their answers as JSON."""
+"""The requests of the review page and their responses as JSON."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from warpi.review.people import People, PersonStore
 from warpi.review.progress import audit_concerns, measure_progress
 from warpi.review.show_input import cells_to_json, finite
 
-_MAX_ITEMS = 200  # per answer
+_MAX_ITEMS = 200  # per response
 _KEYS = 10  # classes that can be chosen with one key
 _MAX_CHOICES = 1000  # decisions per step; page.js has the same number
 _PREVIEW = 12  # examples of a class pair that are shown before its suggestions are accepted
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 class RequestRefused(Exception):
-    """A request that is not answered, with an HTTP status and the reason."""
+    """A rejected request, with the HTTP status and the reason."""
 
     def __init__(self, reason: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class RequestRefused(Exception):
 
 
 class ReviewSession:
-    """Answers requests of the page. All state is in the store, so all tabs see the same."""
+    """Responds to requests from the page. All state is in the store, so all tabs see the same."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class ReviewSession:
     ) -> None:
         self.items = items
         self.people = people  # of a review by several people
-        self.person = person  # whose session this is; "": all rows
+        self.person = person  # whose part of the rows is reviewed; "": the whole review, not one person's part
         self.store = store
         self.copies = None if person else copies_of(items)
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
         self.blind = blind or default_blind(items)  # rows whose labels are hidden until a class is chosen
-        self._is_first: list[bool] = items.review_first.tolist()  # indexing an array would cost more than counting
+        self._is_first: list[bool] = items.review_first.tolist()  # a list: indexing single elements of arrays is slow
         self._counted: tuple[Mapping[int, Decision] | None, Json] = (None, {})  # decisions and their counts
 
     def session(self) -> Json:
@@ -103,7 +103,7 @@ class ReviewSession:
         return {"all": total, "first": first}
 
     def list_items(self, query: Mapping[str, str]) -> Json:
-        """Items that match the filters, after a place in the chosen order."""
+        """Items that match the filters, starting after position `after` in the chosen order."""
         items = self.items
         after = _integer(query, "after", -1)
         limit = min(max(0, _integer(query, "limit", 20)), _MAX_ITEMS)
@@ -120,13 +120,13 @@ class ReviewSession:
             states = self.states(decisions)
             matches &= np.isin(states, ["kept", "changed"] if state == "decided" else [state])
         order = self.order(query.get("order"))
-        places = matches[order].nonzero()[0]
-        page = places[places > after][:limit].tolist()
-        shown = [self.item(int(order[p]), decisions.get(int(items.row[order[p]])), place=p) for p in page]
-        return {"total": len(places), "items": shown}
+        positions = matches[order].nonzero()[0]
+        next_ones = positions[positions > after][:limit].tolist()
+        shown = [self.item(int(order[p]), decisions.get(int(items.row[order[p]])), place=p) for p in next_ones]
+        return {"total": len(positions), "items": shown}
 
     def order(self, name: object) -> NDArray[np.int64]:
-        """The items in the order of this name; the default order without one."""
+        """The items in the order called `name`, or in the default order if it is empty."""
         orders = self.items.orders
         if name is None or name == "":
             return np.arange(len(self.items))
@@ -143,10 +143,11 @@ class ReviewSession:
         return states
 
     def item(self, i: int, decision: Decision | None, place: int | None = None) -> Json:
-        """One item, with everything that the page shows about it. `place` is its place in the chosen order."""
+        """One item, with everything that the page shows about it. `place` is its position in the chosen order."""
         items = self.items
         row = int(items.row[i])
         p = None if items.probabilities is None else [finite(value) for value in items.probabilities[i].tolist()]
+        sure = None if items.audit is None else finite(float(items.suggestion_probability[i]))
         files = items.dataset.files
         return {
             "place": i if place is None else place,
@@ -154,8 +155,10 @@ class ReviewSession:
             "id": items.name_of(row),
             "given": items.classes[int(items.given[row])],
             "suggested": self.suggested(i),
-            "wrong": finite(float(items.wrong_probability[i])),
-            "sure": finite(float(items.suggestion_probability[i])) if items.audit is not None else None,
+            "wrong_probability": finite(float(items.wrong_probability[i])),
+            "suggestion_probability": finite(float(items.suggestion_probability[i]))
+            if items.audit is not None
+            else None,
             "uncertainty": finite(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
             "random": row in items.random_rows,
@@ -178,40 +181,40 @@ class ReviewSession:
         Only suggestions that are right with a probability of at least `above` count.
         """
         items = self.items
-        places = self._acceptable(_probability(query.get("above")))
-        codes = items.given[items.row[places]] * len(items.classes) + items.suggested[places]
-        found = []
+        acceptable = self._acceptable(_probability(query.get("above")))
+        codes = items.given[items.row[acceptable]] * len(items.classes) + items.suggested[acceptable]
+        pairs = []
         for code in np.unique(codes).tolist():
-            members = places[codes == code]
+            members = acceptable[codes == code]
             given, suggested = divmod(code, len(items.classes))
             sure = items.suggestion_probability[members]
             names = {"given": items.classes[given], "suggested": items.classes[suggested]}
-            found.append({**names, "n": len(members), "right": finite(float(sure.sum()))})
-        return {"pairs": sorted(found, key=lambda pair: -pair["n"])}
+            pairs.append({**names, "n": len(members), "expected_right": finite(float(sure.sum()))})
+        return {"pairs": sorted(pairs, key=lambda pair: -pair["n"])}
 
     def _acceptable(self, above: float) -> NDArray[np.int64]:
-        """Open items with a suggestion that differs from the given label and is right with this probability."""
+        """Open items with a new label suggested that is right with a probability of at least `above`."""
         items = self.items
         differs = (items.suggested >= 0) & (items.suggested != items.given[items.row])
         is_open = self.states(self.store.current_decisions()) == "open"
-        places: NDArray[np.int64] = (differs & is_open & (items.suggestion_probability >= above)).nonzero()[0]
-        return places
+        acceptable: NDArray[np.int64] = (differs & is_open & (items.suggestion_probability >= above)).nonzero()[0]
+        return acceptable
 
-    def _pair_places(self, request: Mapping[str, Any]) -> NDArray[np.int64]:
+    def _acceptable_of_pair(self, request: Mapping[str, Any]) -> NDArray[np.int64]:
         """The acceptable items of one pair of classes, the least probable suggestion first."""
         given, suggested = (self.class_index(str(request.get(name))) for name in ("given", "suggested"))
         items = self.items
-        places = self._acceptable(_probability(request.get("above")))
-        places = places[(items.given[items.row[places]] == given) & (items.suggested[places] == suggested)]
-        chosen: NDArray[np.int64] = places[np.argsort(items.suggestion_probability[places], kind="stable")]
+        members = self._acceptable(_probability(request.get("above")))
+        members = members[(items.given[items.row[members]] == given) & (items.suggested[members] == suggested)]
+        chosen: NDArray[np.int64] = members[np.argsort(items.suggestion_probability[members], kind="stable")]
         return chosen
 
     def preview(self, query: Mapping[str, str]) -> Json:
-        """What accepting the suggestions of one pair of classes would change: the least probable ones."""
-        places = self._pair_places(query)
-        right = float(self.items.suggestion_probability[places].sum())
-        shown = [self.item(i, None) for i in places[:_PREVIEW].tolist()]
-        return {"n": len(places), "right": finite(right), "items": shown}
+        """Preview of accepting one class pair: the number of rows and the least probable suggestions."""
+        chosen = self._acceptable_of_pair(query)
+        right = float(self.items.suggestion_probability[chosen].sum())
+        shown = [self.item(i, None) for i in chosen[:_PREVIEW].tolist()]
+        return {"n": len(chosen), "expected_right": finite(right), "items": shown}
 
     def accept(self, request: Json) -> Json:
         """Accept the suggestions of one pair of classes, as one step that can be undone."""
@@ -219,7 +222,7 @@ class ReviewSession:
         step = AUTOMATIC + _text(request, "step")
         items = self.items
         choices = []
-        for i in self._pair_places(request).tolist():
+        for i in self._acceptable_of_pair(request).tolist():
             row = int(items.row[i])
             given, suggested = items.classes[int(items.given[row])], self.suggested(i)
             choices.append(Choice(row, 0, "change", suggested, given, suggested))
@@ -230,7 +233,7 @@ class ReviewSession:
         return {"done": done, "counts": self.counts()}
 
     def progress(self) -> Json:
-        """How many labels are right after each decision, and whether to go on."""
+        """How many labels are right after each decision, and whether to continue."""
         audit = self.items.audit
         together = {} if self.people is None else {"together": self.people.progress()}
         if audit is None or self.person:
@@ -255,9 +258,9 @@ class ReviewSession:
     def near(self, row: int, query: Mapping[str, str]) -> Json:
         """The trusted and decided examples nearest to a row.
 
-        There is one of the given class and one of the suggestion, unless these labels are hidden.
+        They include one of the given class and one of the suggested class, unless these labels are hidden.
         """
-        labels = [self.suggested(self.place(row)), self.items.classes[int(self.items.given[row])]]
+        labels = [self.suggested(self.position(row)), self.items.classes[int(self.items.given[row])]]
         known = [label for label in dict.fromkeys(labels) if label is not None]
         required = [] if query.get("hidden") == "yes" else known
         decisions = {r: d for r, d in self.store.current_decisions().items() if not d.is_automatic}
@@ -273,10 +276,10 @@ class ReviewSession:
             raise RequestRefused("the name of this step is reserved")
         choices = request.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= _MAX_CHOICES:
-            raise RequestRefused(f"choices must be a list of 1 to {_MAX_CHOICES} objects")
-        return self._answer(self.store.decide([self.choice(c) for c in choices], tab, step))
+            raise RequestRefused(f"'choices' must be a list of 1 to {_MAX_CHOICES} objects")
+        return self._respond(self.store.decide([self.choice(c) for c in choices], tab, step))
 
-    def _answer(self, outcome: Outcome) -> Json:
+    def _respond(self, outcome: Outcome) -> Json:
         return {
             "done": {row: _to_json(decision) for row, decision in outcome.done.items()},
             "refused": {row: _to_json(decision) for row, decision in outcome.refused.items()},
@@ -310,12 +313,12 @@ class ReviewSession:
         step = COPIES + _text(request, "step")
         at, seen = request.get("at"), request.get("seen")
         if type(at) is not int or not isinstance(seen, dict) or not all(type(value) is int for value in seen.values()):
-            raise RequestRefused("send the position at, and the decisions that were seen")
+            raise RequestRefused("'at' must be an integer and 'seen' an object of integers")
         known = {
             int(row): decision for row, decision in seen.items() if row.isascii() and row.isdigit() and len(row) < 16
         }
         choices = self.check_copies().keep(at, known, self.store.current_decisions())
-        return self._answer(self.store.decide(choices, tab, step))
+        return self._respond(self.store.decide(choices, tab, step))
 
     def check_copies(self, group: int | None = None) -> Copies:
         """The copies, if this person sees all rows and there is such a group."""
@@ -330,9 +333,9 @@ class ReviewSession:
             raise RequestRefused("a choice must be an object")
         row, seen, action, label = (request.get(key) for key in ("row", "seen", "action", "label"))
         if type(row) is not int or type(seen) is not int:
-            raise RequestRefused("row and seen must be integers")
+            raise RequestRefused("'row' and 'seen' must be integers")
         items = self.items
-        suggested = self.suggested(self.place(row))
+        suggested = self.suggested(self.position(row))
         given = items.classes[int(items.given[row])]
         if action == "accept":
             if suggested is None:
@@ -345,17 +348,17 @@ class ReviewSession:
             action = "keep"
             label = given
         if action not in ACTIONS:
-            raise RequestRefused(f"action must be one of {', '.join(ACTIONS)}, accept")
+            raise RequestRefused(f"'action' must be one of {', '.join(ACTIONS)}, accept")
         return Choice(row, seen, action, label if action in ("keep", "change") else None, given, suggested)
 
     def undo(self, request: Json) -> Json:
         """Undo the last step of a tab. Its rows may be missing from the list that is reviewed now."""
         done = self.store.undo(_text(request, "tab"), _text(request, "step"))
-        order = self.order(request.get("order"))
-        place = np.argsort(order)
-        found = sorted((self.items.position[row] for row in done if row in self.items.position), key=lambda i: place[i])
+        rank = np.argsort(self.order(request.get("order")))
+        listed = [self.items.position[row] for row in done if row in self.items.position]
+        listed.sort(key=lambda i: rank[i])
         rows = self.items.row
-        changed = [self.item(i, done[int(rows[i])], int(place[i])) for i in found[:_MAX_ITEMS]]
+        changed = [self.item(i, done[int(rows[i])], int(rank[i])) for i in listed[:_MAX_ITEMS]]
         return {"items": changed, "rows": sorted(done), "counts": self.counts()}
 
     def export(self, request: Json) -> Json:  # noqa: ARG002
@@ -371,12 +374,12 @@ class ReviewSession:
         return {**trusted._asdict(), "path": str(trusted.path), **corrected, "command": command}
 
     def check_sees_all(self) -> None:
-        """Refuse a request of one of several people for the decisions of all."""
+        """Refuse requests for all decisions from one of several reviewers."""
         if self.person:
-            raise RequestRefused("the person who started the review can export", HTTPStatus.FORBIDDEN)
+            raise RequestRefused("only the person who started the review can do this", HTTPStatus.FORBIDDEN)
 
-    def place(self, row: int) -> int:
-        """The place of a row in the order of review."""
+    def position(self, row: int) -> int:
+        """The position of a row in the order of review."""
         if row not in self.items.position:
             raise RequestRefused("no such item", HTTPStatus.NOT_FOUND)
         return self.items.position[row]
@@ -399,7 +402,7 @@ def _probability(value: object) -> float:
     except ValueError:
         p = -1.0
     if not 0 <= p <= 1:
-        raise RequestRefused("above must be a probability")
+        raise RequestRefused("'above' must be a probability")
     return p
 
 
@@ -407,11 +410,11 @@ def _integer(query: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(query.get(name, default))
     except ValueError:
-        raise RequestRefused(f"{name} must be an integer") from None
+        raise RequestRefused(f"{name!r} must be an integer") from None
 
 
 def _text(request: Json, name: str) -> str:
     value = request.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= 64 or not value.isascii():
-        raise RequestRefused(f"{name} must be text of 1 to 64 ASCII characters")
+        raise RequestRefused(f"{name!r} must be a text of 1 to 64 ASCII characters")
     return value

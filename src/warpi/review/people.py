@@ -1,7 +1,7 @@
-"""Review by several people: who gets which rows, each person's own decisions, and how often two people agree.
+"""Review by several people: who gets which rows, each person's decisions, and how often two people agree.
 
-All decisions are in one log. A person sees only his or her own, so that two people judge a row independently. The last
-decision about a row counts; the person who runs the review sees all of them and settles rows on which people differ.
+All decisions are in one log. People see only their own, so that two people judge a row independently. The last decision
+about a row counts. The person who runs the review sees all of them and settles rows on which people differ.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from warpi.audit.decisions import Choice, Decision, Outcome, Store
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.review.items import Items
 from warpi.utils.files import format_csv, write_atomically
 
@@ -26,14 +26,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,19}")
 
 
 def check_people(names: Sequence[str], overlap: float) -> None:
-    """Raise an error for names that cannot be part of a link, and for a share outside of 0 to 1."""
+    """Raise an error for names that cannot be part of a link, and for an overlap outside 0 to 1."""
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UserError(f"--people {name!r}: a name has 1 to 20 letters, digits or . _ -, and begins with a letter")
+            raise UserError(
+                f"--people {name!r}: a name has 1 to 20 letters, digits or . _ -, and begins with a letter or digit"
+            )
     if len(set(names)) < max(2, len(names)):
         raise UserError(f"--people needs two or more different names, got {', '.join(names)}")
     if not 0 <= overlap <= 1:
-        raise UserError(f"--overlap must be a share of the rows from 0 to 1, got {overlap:g}")
+        raise UserError(f"--overlap must be a fraction of the rows from 0 to 1, got {overlap:g}")
 
 
 class PersonStore:
@@ -55,39 +57,39 @@ class PersonStore:
         return self.store.decisions_of(self.prefix)
 
     def decide(self, choices: Iterable[Choice], tab: str, step: str) -> Outcome:
-        """Store decisions; refuse those about rows that this person has decided elsewhere in the meantime."""
+        """Store decisions. Those about rows that this person has decided elsewhere in the meantime are refused."""
         return self.store.decide(choices, self.prefix + tab, step, self.prefix)
 
     def undo(self, tab: str, step: str) -> dict[int, Decision | None]:
         rows = self.store.undo(self.prefix + tab, step)
-        mine = self.current_decisions()
-        return {row: mine.get(row) for row in rows}
+        decisions = self.current_decisions()
+        return {row: decisions.get(row) for row in rows}
 
 
-def hand_out(
+def assign_rows(
     rows: Sequence[int], people: Sequence[str], overlap: float, deciders: Mapping[int, set[str]]
 ) -> dict[str, set[int]]:
-    """The rows of each person: each row to one of them, and a share of them, `overlap`, to two.
+    """Assign each row to one person, and a fraction `overlap` of the rows to two; return the rows of each person.
 
-    A row stays with those who decided it (`deciders`). The others are divided evenly, by a fixed random order of the
-    rows, so that the same people get the same rows if nothing was decided in the meantime.
+    A row stays with those who decided it (`deciders`). The others are divided evenly, in a fixed random order, so that
+    the same people get the same rows if nothing was decided in the meantime.
     """
     order = sorted(rows, key=lambda row: hashlib.sha256(f"row {row}".encode()).digest())
     twice = set(order[: round(overlap * len(order))])
-    hands: dict[str, set[int]] = {name: set() for name in people}
+    assigned: dict[str, set[int]] = {name: set() for name in people}
     for row in order:
         done = deciders.get(row, set())
-        for name in done & hands.keys():
-            hands[name].add(row)
+        for name in done & assigned.keys():
+            assigned[name].add(row)
         missing = (2 if row in twice else 1) - len(done)
-        free = sorted((name for name in people if name not in done), key=lambda name: len(hands[name]))
+        free = sorted((name for name in people if name not in done), key=lambda name: len(assigned[name]))
         for name in free[: max(0, missing)]:
-            hands[name].add(row)
-    return hands
+            assigned[name].add(row)
+    return assigned
 
 
 def take_rows(items: Items, rows: set[int]) -> Items:
-    """The items about some rows of the data set, in their order."""
+    """The items of some rows of the data set, in the same order."""
     i = np.array([j for j, row in enumerate(items.row.tolist()) if row in rows], dtype=np.int64)
     return replace(
         items,
@@ -101,7 +103,7 @@ def take_rows(items: Items, rows: set[int]) -> Items:
 
 
 class Agreement(NamedTuple):
-    """What two people said about the rows that both of them decided."""
+    """How often two people agree about the rows that both of them decided."""
 
     first: str
     second: str
@@ -122,22 +124,22 @@ class People:
         for name in _people_in(store):
             for row in store.decisions_of(name + _SEPARATOR):
                 deciders[row].add(name)
-        self.rows = hand_out(items.row.tolist(), names, overlap, deciders)
+        self.rows = assign_rows(items.row.tolist(), names, overlap, deciders)
 
     def items_of(self, name: str) -> Items:
         return take_rows(self.items, self.rows[name])
 
     def labels(self) -> dict[int, dict[str, str]]:
         """The labels that people gave, by row and person. Rows that they skipped or left as unsure have none."""
-        found: dict[int, dict[str, str]] = defaultdict(dict)
+        labels: dict[int, dict[str, str]] = defaultdict(dict)
         for name in _people_in(self.store):
             for row, decision in self.store.decisions_of(name + _SEPARATOR).items():
                 if decision.label is not None and not decision.is_automatic:
-                    found[row][name] = decision.label
-        return found
+                    labels[row][name] = decision.label
+        return labels
 
     def agreements(self) -> list[Agreement]:
-        """For each two people: how many rows both decided, and how many of these have the same label."""
+        """For each pair of people, how many rows both decided, and how many of these have the same label."""
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for given in self.labels().values():
             for first, second in combinations(sorted(given), 2):
@@ -147,7 +149,7 @@ class People:
         return [Agreement(*pair, *count) for pair, count in sorted(counts.items())]
 
     def disputes(self) -> dict[int, dict[str, str]]:
-        """Rows with different labels by two people, unless the person who runs the review has decided them later."""
+        """Rows that people labeled differently, unless the person who runs the review has decided them later."""
         current = self.store.current_decisions()
         return {
             row: given
@@ -165,12 +167,13 @@ class People:
         return {"people": people, "pairs": pairs, "disputes": len(self.disputes())}
 
     def describe(self) -> list[str]:
-        """The same in words, one line per person and pair."""
-        progress = self.progress()
-        lines = [f"{each['name']}: {each['done']} of {each['of']} rows decided" for each in progress["people"]]
+        """The progress in words, one line per person and pair."""
+        people = self.progress()["people"]
+        lines = [f"{each['name']}: {each['done']} of {format_count(each['of'], 'row')} decided" for each in people]
         for pair in self.agreements():
             share = f"{100 * pair.same / pair.n:.0f} %"
-            lines.append(f"{pair.first} and {pair.second} agree on {pair.same} of {pair.n} rows ({share})")
+            n = format_count(pair.n, "row")
+            lines.append(f"{pair.first} and {pair.second} agree on {pair.same} of {n} ({share})")
         return lines
 
     def write_disputes(self, folder: Path) -> Path | None:
@@ -189,5 +192,5 @@ class People:
 
 
 def _people_in(store: Store) -> list[str]:
-    """Everybody who has decided something in a review by several people."""
+    """Everyone who has decided something in a review by several people."""
     return sorted({tab.split(_SEPARATOR)[0] for tab in store.tabs() if _SEPARATOR in tab})

@@ -1,4 +1,4 @@
-"""HTTP server of the review page, for a person who has the printed link with its secret key.
+"""HTTP server of the review page, for a person who has the printed link with its secret token.
 
 It listens on this machine only, unless another address is given.
 """
@@ -41,8 +41,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _MAX_BYTES = 1 << 20  # of a request
-_MAX_CONNECTIONS = 200  # at once; more are closed without an answer
-_IDLE_SECONDS = 60  # between two requests of a connection, and for a client that does not read its answer
+_MAX_CONNECTIONS = 200  # at once; more are closed without a response
+_IDLE_SECONDS = 60  # between two requests of a connection, and for a client that does not read the response
 _REQUEST_SECONDS = 10  # from the first byte of a request to its last
 
 
@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
         people: Mapping[str, ReviewSession] | None = None,
         tls: tuple[Path, Path] | None = None,
     ) -> None:
-        """`people` have a session and a key each. `tls` are the files of a certificate and its key, for https."""
+        """Each of the `people` has a session and a token. `tls`: paths of the certificate and its private key."""
         self.review = review
         self.sessions = {secrets.token_urlsafe(32): review}
         self.token = next(iter(self.sessions))
@@ -73,7 +73,7 @@ class Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as e:
             where = f"port {port}" if host == LOCAL else f"{host}, port {port}"
             raise UserError(f"cannot listen on {where}: {e}; choose another --port, or 0 for a free one") from e
-        if context is not None:  # the handshake waits for the thread of the connection
+        if context is not None:  # the TLS handshake is done in the thread of the connection
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.host = socket.gethostname() if host in ("0.0.0.0", "") else host  # as the link names it
         self.hosts = {f"{name}:{self.server_port}" for name in (LOCAL, "localhost", self.host)}
@@ -95,7 +95,7 @@ class Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing about clients that break off, or that do not speak TLS with a server that does."""
+        """Do not log clients that disconnect, or that do not use TLS with a server that does."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "warpi", ""
     timeout = _IDLE_SECONDS
-    wbufsize = -1  # headers and content in one packet: the second of two would wait for the client to confirm the first
+    wbufsize = -1  # send headers and content together: Nagle's algorithm would delay the second of two small packets
 
     def setup(self) -> None:
         super().setup()
@@ -148,18 +148,18 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Answer a request that is not HTTP, or of another kind than GET and POST, without repeating its text."""
+        """Respond to malformed requests and unsupported methods without echoing the request."""
         self.close_connection = True
         self.request_version = self.protocol_version  # HTTP/0.9 has no headers
         self._send(HTTPStatus(code), "text/plain", HTTPStatus(code).phrase.encode(), {"Connection": "close"})
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        self._respond(self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._respond(self._post)
 
-    def _answer(self, handle: Callable[[str, Mapping[str, str]], None]) -> None:
+    def _respond(self, handle: Callable[[str, Mapping[str, str]], None]) -> None:
         """Check and handle a request; send the reason if it is refused."""
         try:
             try:
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
         except ValueError:
-            raise RequestRefused("invalid address") from None
+            raise RequestRefused("invalid URL") from None
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         self._check_sender(url.path, query)
         try:
@@ -188,10 +188,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused(f"Decisions cannot be stored: {e}", HTTPStatus.INSUFFICIENT_STORAGE) from e
 
     def _check_sender(self, path: str, query: Mapping[str, str]) -> None:
-        """Answer only requests of the page that this server sent, to a browser that opened the link.
+        """Accept only requests from our own page, in a browser that opened the link.
 
-        Host: another name that resolves to 127.0.0.1 is refused (DNS rebinding). Origin and Sec-Fetch-Site: other
-        pages, including those of other ports of this machine, cannot use the cookie of this browser.
+        Host: another name that resolves to 127.0.0.1 is refused (DNS rebinding). Origin and Sec-Fetch-Site: pages from
+        other origins, including other ports of this machine, cannot use the cookie of this browser.
         """
         server = self.server
         headers = self.headers
@@ -204,15 +204,14 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
         if path != "/" and site not in ("same-origin", "none"):
             raise RequestRefused("requests from other pages are refused", HTTPStatus.FORBIDDEN)
-        token = query.get("token", "") if path == "/" and self.command == "GET" else ""
-        self.token = next(
-            (known for key in (token, self._key()) for known in server.sessions if _is_same(key, known)), ""
-        )
+        in_link = query.get("token", "") if path == "/" and self.command == "GET" else ""
+        sent = (in_link, self._cookie_token())
+        self.token = next((known for token in sent for known in server.sessions if _is_same(token, known)), "")
         if not self.token:
             raise RequestRefused("open the link that warpi review printed when it started", HTTPStatus.FORBIDDEN)
 
-    def _key(self) -> str:
-        """The key in the cookie. http.cookies fails on malformed cookies, which other ports of this host may set."""
+    def _cookie_token(self) -> str:
+        """The token in the cookie. http.cookies fails on malformed cookies, which other ports of this host may set."""
         pairs = (part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";"))
         return next((value for name, _, value in pairs if name == self.server.cookie), "")
 
@@ -267,26 +266,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> Json:
         if self.headers.get_content_type() != "application/json":  # forms of other pages cannot send this type
-            raise RequestRefused("send JSON", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+            raise RequestRefused("Content-Type must be application/json", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit() and int(length) <= _MAX_BYTES):
             raise RequestRefused(
-                f"send at most {_MAX_BYTES} bytes and a Content-Length", HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                f"Content-Length is required and must be at most {_MAX_BYTES} bytes",
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            raise RequestRefused("not JSON") from None
+            raise RequestRefused("the request body is not valid JSON") from None
         if not isinstance(request, dict):
-            raise RequestRefused("send a JSON object")
+            raise RequestRefused("the request body must be a JSON object")
         return request
 
     def _asset(self, path: str) -> None:
         name, kind = _ASSETS[path]
         content = (resources.files("warpi.review") / "assets" / name).read_bytes()
         secure = "; Secure" if self.server.scheme == "https" else ""
-        key = f"{self.server.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
-        self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", content, {"Set-Cookie": key} if path == "/" else {})
+        cookie = f"{self.server.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        self._send(HTTPStatus.OK, f"{kind}; charset=utf-8", content, {"Set-Cookie": cookie} if path == "/" else {})
 
     def _picture(self, picture: tuple[str, bytes] | None) -> None:
         if picture is None:
@@ -308,22 +308,24 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing, so that the link stays visible in the terminal."""
 
 
-def _is_same(key: str, known: str) -> bool:
-    """Compare keys in a time that does not depend on where they differ."""
-    return hmac.compare_digest(key.encode(), known.encode())
+def _is_same(token: str, known: str) -> bool:
+    """Compare tokens in a time that does not depend on where they differ."""
+    return hmac.compare_digest(token.encode(), known.encode())
 
 
-def _read_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
+def _read_certificate(certificate: Path, private_key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, private_key)
     except (OSError, ValueError) as e:
-        raise UserError(f"cannot use the certificate {certificate} with the key {key}: {e}; give PEM files") from e
+        raise UserError(
+            f"cannot use the certificate {certificate} with the private key {private_key}: {e}; pass PEM files"
+        ) from e
     return context
 
 
 def _id(text: str) -> int:
-    """Parse the number of an item in a URL; anything else is not found."""
+    """Parse the number of an item in a URL; anything else is answered with 404."""
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise RequestRefused("not found", HTTPStatus.NOT_FOUND)
     return int(text)

@@ -24,7 +24,7 @@ SIDE = 448  # shorter side of a displayed photo, in pixels
 
 
 class Cell(NamedTuple):
-    """A value of a row, to be shown."""
+    """A value of a row that is shown."""
 
     name: str
     value: str
@@ -75,8 +75,8 @@ def photo(root: str, path: str, also: str | None = None) -> bytes | None:
 def path_inside(root: str, path: str, also: str | None = None) -> str | None:
     """The real path of a file of a data set; None if it is outside the folder `root`.
 
-    As in training, a folder directly below the root may be a link to anywhere, but the files in it may not, except to
-    files in the folder `also`: a trusted set that a review wrote consists of links to the images of the data.
+    As in training, a folder directly below the root may be a link to anywhere, but the files in it may not. Links to
+    files in the folder `also` are allowed, because a trusted set from a review contains links to images of the data.
     """
     root = os.path.abspath(root)
     full_path = os.path.normpath(os.path.join(root, path))
@@ -103,7 +103,7 @@ def shorten_number(text: str) -> str:
 
 
 def feature_cells(examples: Examples, row: int, columns: Columns | None) -> list[tuple[str, str]]:
-    """The features of one example as (name, value); for a table, the cells of its columns; texts are not shortened."""
+    """The features of one example, or for a table its cells, as (name, value). Texts are not shortened."""
     if isinstance(examples, SparseExamples):
         texts = {name: cells[row] for name, cells in examples.texts.items()}
         x = examples.flat(torch.tensor([row]))[0].numpy()

@@ -21,7 +21,7 @@ _MOST_VALUES = 10**7
 class ClassMeans:
     """Means of the features of each class, and their variances within a class.
 
-    They say how much a column of a row x speaks for class a against class b: the logarithm of p(x | a) / p(x | b) for
+    They tell how much a column of a row x speaks for class a against class b: the logarithm of p(x | a) / p(x | b) for
     independent normal features with the same variances in both classes, summed over the features of the column.
     """
 
@@ -30,7 +30,7 @@ class ClassMeans:
 
     @classmethod
     def of(cls, x: Floats, q: Floats) -> "ClassMeans":
-        """From rows x [n, D] that belong to the classes with probabilities q [n, K]."""
+        """Compute the means from rows x [n, D] that belong to the classes with probabilities q [n, K]."""
         weight = q.sum(0)
         overall = x.mean(0)
         centered = x - overall
@@ -62,12 +62,12 @@ def class_means(examples: Examples, row: NDArray[np.int64], q: Floats) -> ClassM
 
 
 def sum_by_column(values: Floats, columns: Columns | None) -> Floats:
-    """Sum the values of features [D] over each column; without columns each feature is one."""
+    """Sum the values of features [D] over each column. Without columns, each feature is one."""
     if columns is None:
         return values
-    return np.array([values[place].sum() for _, _, place in columns.blocks()])
+    return np.array([values[part].sum() for _, _, part in columns.blocks()])
 
 
 def order_by_size(values: Sequence[float]) -> list[int]:
-    """Positions of the values, the largest first; equal ones keep their order."""
+    """Positions of the values, the largest first. Equal ones keep their order."""
     return sorted(range(len(values)), key=lambda j: -values[j])

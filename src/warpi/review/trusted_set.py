@@ -12,7 +12,7 @@ from warpi.data.numeric import Embedded
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.delimited_files import TABLE_SUFFIXES
 from warpi.datasets.label_columns import LABEL_COLUMNS
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.utils.files import format_csv
 from warpi.utils.seeding import generator
 
@@ -22,7 +22,7 @@ class TrustedSetSummary(NamedTuple):
 
     path: Path
     size: int  # number of examples
-    left_out: int  # trusted examples that were left out to balance the classes
+    left_out: int  # number of trusted examples that were omitted to balance the classes
     fewest: list[str]  # the classes with the fewest examples, which limit the others
     missing: list[str]  # the classes without any example
     corrected_only: int = 0  # decided rows that are not trusted, because they were chosen by their scores
@@ -37,13 +37,13 @@ class TrustedSetSummary(NamedTuple):
         return cls(path, size, len(y) - size, fewest, missing)
 
     def __str__(self) -> str:
-        text = f"{self.path}: {self.size} trusted examples"
+        text = f"{self.path}: {format_count(self.size, 'trusted example')}"
         if self.left_out:
-            text += f"; {self.left_out} more are left out to balance the classes, limited by {', '.join(self.fewest)}"
+            text += f"; {self.left_out} more omitted to balance the classes, limited by {', '.join(self.fewest)}"
         if self.corrected_only:
             text += (
-                f"; {self.corrected_only} decided rows are not among them, because they were chosen by their scores "
-                "and do not represent the data; only their labels are corrected"
+                f"; without {format_count(self.corrected_only, 'decided row')} chosen by score, which do not represent "
+                "the data: only their labels are corrected"
             )
         return text
 
@@ -62,10 +62,10 @@ def balance_classes(y: Tensor, first: int = 0) -> Tensor:
 
 
 def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str, str]]:
-    """The rows of a table as they stand in its file, as dicts from column name to cell: numbers are not rounded.
+    """The rows of a table as they are in its file, as dicts from column name to cell. Numbers are not rounded.
 
-    If there is a column `split`, only the rows with that `part` (train, test or trusted). The columns clean_label,
-    trusted and split are left out: they may be wrong for a checked row. Returns an empty list if the file is not a
+    If there is a column `split`, returns only the rows with that `part` (train, test or trusted). Omits the columns
+    clean_label, trusted and split, which may be wrong for a checked row. Returns an empty list if the file is not a
     table.
     """
     if path.suffix.lower() not in TABLE_SUFFIXES:
@@ -79,13 +79,13 @@ def original_rows(path: Path, label: str, part: str = "train") -> list[dict[str,
     ]
 
 
-def format_texts(places: Sequence[tuple[Examples, int]], names: Sequence[str]) -> bytes:
-    """A csv with the texts that vectors were computed from, and their classes."""
-    first = places[0][0]
+def format_texts(refs: Sequence[tuple[Examples, int]], names: Sequence[str]) -> bytes:
+    """A csv with the texts from which vectors were computed, and their classes."""
+    first = refs[0][0]
     assert isinstance(first, Embedded)
     header = [first.embedder.get("text") or "text", first.embedder.get("label") or "label"]
     lines = []
-    for (examples, row), name in zip(places, names, strict=True):
+    for (examples, row), name in zip(refs, names, strict=True):
         if not isinstance(examples, Embedded) or examples.originals is None:
             raise UserError("features and other inputs cannot be mixed in one trusted set")
         lines.append([examples.originals.values[row], name])

@@ -363,8 +363,7 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
     if started.is_new:
         n = prepared.truth.n_repeated
         if n:
-            rows = format_count(n, "row")
-            progress.print(f"used only as trusted examples: {rows} that also appear in the trusted set")
+            progress.print(f"rows that also appear in the trusted set are used only as trusted examples: {n}")
         _announce_copies(prepared, progress)
     if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
         left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))

@@ -231,15 +231,11 @@ def _separate_trusted(
         return None, None
     trusted, given = dataset.meta, dataset.meta_given
     if meta_data is not None:
-        for what, got, wanted in (
-            ("classes", meta_data.classes, dataset.classes),
-            ("inputs of shape", meta_data.examples.shape, dataset.examples.shape),
-        ):
+        pairs = (meta_data.classes, dataset.classes), (meta_data.examples.shape, dataset.examples.shape)
+        for what, (got, wanted) in zip(("classes", "inputs of shape"), pairs, strict=True):
             if got != wanted:
-                raise UserError(
-                    f"the trusted examples of {meta_data.name} have {what} {got}, but the data has {wanted}; use the "
-                    "same in both"
-                )
+                has = f"{meta_data.name} have {what} {got}, but the data has {wanted}"
+                raise UserError(f"the trusted examples of {has}; use the same in both")
         trusted = Split(meta_data.examples, torch.arange(len(meta_data.y)), meta_data.truth)
         given = meta_data.given
     if trusted is None or n is None:
@@ -251,7 +247,7 @@ def _separate_trusted(
 def _find_given_labels(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor | None:
     """The labels that separate trusted examples have in the data set.
 
-    None if all of them are right there, because the labels in the data may have been corrected after the check.
+    None if all of them are right there: the labels in the data may have been corrected after the check.
     """
     given = labels_in(trusted, Split(dataset.examples, rows, dataset.y[rows]))
     has_errors = bool(((given >= 0) & (given != trusted.y)).any())
@@ -280,8 +276,7 @@ def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
             "train on; pass only the checked rows as trusted"
         )
     if repeated.any():
-        n_repeated = format_count(int(repeated.sum()), "row")
-        log.info("used only as trusted examples: %s that also appear in the trusted set", n_repeated)
+        log.info("rows that also appear in the trusted set are used only as trusted examples: %d", int(repeated.sum()))
     rows = rows[~repeated]
     if dataset.test is not None:
         check_disjoint(trusted, dataset.test, Split(dataset.examples, rows, dataset.y[rows]))
@@ -309,18 +304,15 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator)
 def _draw_balanced(rows: Tensor, y: Tensor, n: int, classes: tuple[str, ...], rng: Generator) -> Tensor:
     """Draw n rows, the same number per class; classes drawn at random get the remainder."""
     if n < len(classes):
-        few = format_count(n, "trusted example")
-        raise UserError(f"{few} cannot cover {len(classes)} classes; set --meta to at least {len(classes)}")
+        raise UserError(f"--meta {n} cannot cover {len(classes)} classes; set it to at least {len(classes)}")
     extra = torch.randperm(len(classes), generator=rng)[: n % len(classes)].tolist()
     drawn = []
     for k, name in enumerate(classes):
         pool = rows[y[rows] == k]
         need = n // len(classes) + (k in extra)
         if len(pool) < need:
-            raise UserError(
-                f"cannot draw {n} balanced trusted examples: class {name!r} needs {need} but has only "
-                f"{format_count(len(pool), 'candidate')}; lower --meta"
-            )
+            has = f"class {name!r} needs {need} but has only {format_count(len(pool), 'candidate')}"
+            raise UserError(f"cannot draw {n} balanced trusted examples: {has}; lower --meta")
         drawn.append(pool[torch.randperm(len(pool), generator=rng)[:need]])
     return torch.cat(drawn).sort().values
 

@@ -290,9 +290,9 @@ function showOne(item) {
   const tile = $("guess-name").parentNode;
   tile.classList.toggle("same", item.suggested === item.given);
   tile.hidden = tile.previousElementSibling.hidden = item.suggested === null || hidden;
-  $("wrong").hidden = item.wrong === null || hidden;
-  const sure = item.sure === null || item.suggested === item.given ? "" : ` The suggestion is right with probability ${percent(item.sure)}.`;
-  $("wrong").replaceChildren("The given label is wrong with probability ", make("b", { textContent: item.wrong === null ? "" : percent(item.wrong) }), `.${sure}`);
+  $("wrong").hidden = item.wrong_probability === null || hidden;
+  const sure = item.suggestion_probability === null || item.suggested === item.given ? "" : ` The suggestion is right with probability ${percent(item.suggestion_probability)}.`;
+  $("wrong").replaceChildren("The given label is wrong with probability ", make("b", { textContent: item.wrong_probability === null ? "" : percent(item.wrong_probability) }), `.${sure}`);
   $("effect").textContent = describeEffect(item);
   showBars(item, hidden);
   if (old === `${item.row} ${hidden}`) return;
@@ -433,7 +433,7 @@ function makeTile(item) {
   const label = make("div", { className: "line" }, make("span", { textContent: item.given }));
   if (item.suggested !== null && item.suggested !== item.given) label.append(" → ", make("em", { textContent: item.suggested }));
   const seen = session.pictures ? Object.assign(picture(`/picture/${item.row}`, ""), { loading: "lazy" }) : brief(item);
-  const share = [nameRow(item), ...(item.wrong === null ? [] : [`wrong:${NBSP}${percent(item.wrong)}`]), ...(item.random ? ["random"] : [])];
+  const share = [nameRow(item), ...(item.wrong_probability === null ? [] : [`wrong:${NBSP}${percent(item.wrong_probability)}`]), ...(item.random ? ["random"] : [])];
   node.append(seen, label, make("div", { className: "share", textContent: share.join(" · ") }));
   return node;
 }
@@ -540,10 +540,10 @@ function exportAll() {
       $("exported-title").textContent = "Exported";
       text.replaceChildren(
         make("p", {}, make("b", { textContent: "Corrected labels of all rows: " }), make("code", { textContent: made.corrected }), " (", make("a", { href: "/api/corrected.csv", textContent: "download" }), ")"));
-      if (made.size) text.append(make("p", {}, make("b", { textContent: `${made.size} trusted examples: ` }), make("code", { textContent: made.path })));
+      if (made.size) text.append(make("p", {}, make("b", { textContent: `${countOf(made.size, "trusted example")}: ` }), make("code", { textContent: made.path })));
       else text.append(make("p", { className: "muted", textContent: "No trusted examples: the decided rows were chosen, not drawn at random, so they do not represent the data. Their corrected labels are used." }));
       if (made.missing?.length) text.append(make("p", { className: "note", textContent: `No trusted example yet of: ${short(made.missing)}.` }));
-      if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${made.corrected_only} more decided rows correct their labels but are not trusted examples: they were chosen, not drawn at random, so they do not represent the data.` }));
+      if (made.corrected_only) text.append(make("p", { className: "muted", textContent: `${countOf(made.corrected_only, "more decided row")} with corrected labels, but not as trusted examples: chosen, not drawn at random, and therefore not representative of the data.` }));
       const accepted = session.counts.all.accepted;
       if (accepted) text.append(make("p", { className: "muted", textContent: `${rowsOf(accepted)} with accepted suggestions: the labels are corrected, but nobody has checked them.` }));
       if (made.dropped) text.append(make("p", { textContent: `${rowsOf(made.dropped)} ${made.dropped === 1 ? "is" : "are"} left out of these files and of the training, because you kept a copy.` }));
@@ -566,7 +566,8 @@ function openBulk() {
   });
 }
 
-export const rowsOf = (n) => `${n} ${n === 1 ? "row" : "rows"}`;
+const countOf = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+export const rowsOf = (n) => countOf(n, "row");
 
 async function showPairs() {
   $("bulk-preview").hidden = true;
@@ -575,7 +576,7 @@ async function showPairs() {
   const head = make("tr", {}, ...["Given label", "Suggestion"].map((text) => make("th", { textContent: text, scope: "col" })),
     make("th", { textContent: "Open rows", scope: "col", className: "number" }), make("th", { textContent: "Expected to be right", scope: "col", className: "number" }), make("th"));
   const body = pairs.map((pair) => make("tr", {}, make("td", { textContent: pair.given }), make("td", { textContent: pair.suggested }),
-    make("td", { textContent: pair.n, className: "number" }), make("td", { textContent: percent(pair.right / pair.n), className: "number" }),
+    make("td", { textContent: pair.n, className: "number" }), make("td", { textContent: percent(pair.expected_right / pair.n), className: "number" }),
     make("td", {}, make("button", { type: "button", textContent: "Preview", onclick: () => enqueue(() => showPreview(pair)) }))));
   $("bulk-pairs").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
 }
@@ -583,7 +584,7 @@ async function showPairs() {
 async function showPreview({ given, suggested }) {
   const above = $("bulk-above").value;
   const found = await request(`/api/preview?${new URLSearchParams({ given, suggested, above })}`);
-  const wrong = Math.round(found.n - found.right);
+  const wrong = Math.round(found.n - found.expected_right);
   const tiles = make("div", { className: session.pictures ? "tiles" : "tiles wide" }, ...found.items.map(makeTile));
   $("bulk-preview").replaceChildren(
     make("p", {}, make("b", { textContent: `${rowsOf(found.n)}: ${given} → ${suggested}` }), `. Of these, about ${wrong} ${wrong === 1 ? "is" : "are"} expected to be wrong afterwards. `,
@@ -604,7 +605,7 @@ async function acceptPair(pair) {
 async function showAccepted(answer) {
   $("bulk-dialog").close();
   await restart();
-  toast(`${Object.keys(answer.done).length} labels changed. Undo with Z`, 6000);
+  toast(`${countOf(Object.keys(answer.done).length, "label")} changed. Undo with Z`, 6000);
 }
 
 // ---- the curve of right labels ----------------------------------------------------------------------------------------
@@ -622,7 +623,7 @@ function openCurve() {
     const [m, people, audit] = progress.points.at(-1);
     const text = (share) => `${(100 * share).toFixed(1)}${NBSP}%`;
     const parts = m < 2 ? [make("p", { className: "muted", textContent: "The curve appears after a few decisions." })] : [drawCurve(progress.points)];
-    parts.push(make("p", {}, `${m} ${m === 1 ? "row" : "rows"} of ${progress.n_rows} decided, ${progress.n_random} of them drawn at random. Expected share of right labels now: `,
+    parts.push(make("p", {}, `${rowsOf(m)} of ${progress.n_rows} decided, ${progress.n_random} of them drawn at random. Expected share of right labels now: `,
       make("b", { textContent: text(people) }), " with your decisions only (Export), ", make("b", { textContent: text(audit) }), " if the suggestions are applied to all other rows as well (warpi correct)."),
       make("p", { className: progress.can_stop && m ? "stop" : "" }, ...marked(progress.hint)),
       make("p", { className: "muted", textContent: "For rows that nobody has checked, the share is the expectation of the audit." }));
@@ -634,8 +635,8 @@ function openCurve() {
 // Who has decided how many rows, and how often two people agree.
 function describeTogether({ people, pairs, disputes }) {
   const head = make("tr", {}, make("th", { textContent: "Person", scope: "col" }), make("th", { textContent: "Decided", scope: "col", className: "number" }), make("th", { textContent: "Rows", scope: "col", className: "number" }));
-  const body = people.map((each) => make("tr", {}, make("td", { textContent: each.name === session.person ? `${each.name} (you)` : each.name }), make("td", { textContent: each.done, className: "number" }), make("td", { textContent: each.of, className: "number" })));
-  const lines = pairs.map((pair) => make("p", { textContent: `${pair.first} and ${pair.second} agree on ${pair.same} of ${pair.n} rows.` }));
+  const body = people.map((person) => make("tr", {}, make("td", { textContent: person.name === session.person ? `${person.name} (you)` : person.name }), make("td", { textContent: person.done, className: "number" }), make("td", { textContent: person.of, className: "number" })));
+  const lines = pairs.map((pair) => make("p", { textContent: `${pair.first} and ${pair.second} agree on ${pair.same} of ${rowsOf(pair.n)}.` }));
   if (!lines.length) lines.push(make("p", { className: "muted", textContent: "No row was decided by two people yet." }));
   if (disputes) lines.push(make("p", { textContent: `${rowsOf(disputes)} with different labels. The person who started the review settles them.` }));
   return [make("table", { className: "people" }, make("thead", {}, head), make("tbody", {}, ...body)), ...lines];
@@ -737,7 +738,7 @@ function onKey(event) {
 }
 
 async function start() {
-  history.replaceState(null, "", "/"); // the key is in a cookie now; remove it from the address
+  history.replaceState(null, "", "/"); // the token is in a cookie now; remove it from the address
   session = await request("/api/session");
   $("name").textContent = session.name;
   $("name").title = session.folder;
