@@ -218,7 +218,7 @@ def test_copies_of_trusted_rows_are_logged_and_coincidences_stay(caplog: pytest.
     assert (len(task.train), truth.n_repeated) == (196, 4)
     model().fit(x, y, x_trusted, y_trusted)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-        "4 of 200 rows of X are also in X_trusted and are used only as trusted examples"
+        "rows of X that are also in X_trusted are used only as trusted examples: 4 of 200"
     ]
 
 

@@ -174,7 +174,7 @@ def test_old_names_of_trusted_examples(small: tuple[Arrays, Arrays, Arrays]) -> 
         old = fast("glc").fit(x, y, X_meta=x_trusted, y_meta=y_trusted)
     new = fast("glc").fit(x, y, x_trusted, y_trusted)
     np.testing.assert_array_equal(old.predict_proba(x), new.predict_proba(x))
-    with pytest.warns(FutureWarning), pytest.raises(UserError, match="give one pair"):
+    with pytest.warns(FutureWarning), pytest.raises(UserError, match="pass only one pair"):
         fast().fit(x, y, x_trusted, y_trusted, X_meta=x_trusted, y_meta=y_trusted)
 
 
@@ -292,7 +292,7 @@ def test_frames_with_categories_in_memory_and_in_files(
         model.predict(frame[["colour", "size", "place", "old"]])
     with pytest.raises(UserError, match="must be a data frame with the columns"):
         model.predict(np.zeros((2, 4)))
-    with pytest.raises(UserError, match=r"column 'when' of X contains Period"):
+    with pytest.raises(UserError, match=r"column 'when' of X contains values of type Period"):
         fast().fit(frame.assign(when=pd.Period("2026-01")), y)
 
     model.save(tmp_path / "model.warpi")
@@ -330,7 +330,7 @@ def test_frame_with_many_categories(tmp_path: Path, caplog: pytest.LogCaptureFix
     code = [f"c{k % 2}" if k < 100 else f"rare {k}" for k in range(n)]
     frame = pd.DataFrame({"name": [f"n{k}" for k in range(n)], "code": code, "size": y + np.arange(n) / n})
     model = fast().fit(frame, y)
-    assert "column 'code' of X has 1102 categories; 2 are kept, the others count as unknown" in caplog.text
+    assert "column 'code' of X has 1102 categories; 2 are kept, the others are treated as unknown" in caplog.text
     assert model.net_.prepare.layout.categories == ((), ("c0", "c1"), None)
     assert model.score(frame, y) > 0.9
     p = model.predict_proba(frame)
@@ -374,13 +374,11 @@ def test_dates_and_numbers_as_text_are_read_as_in_a_file(dated: pd.DataFrame, tm
     with pytest.warns(UnknownCategories, match=r"not dates count as missing: 'when' \(4 rows, such as 'soon'\)"):
         read = layout.numbers(typos)
     np.testing.assert_array_equal(read, layout.numbers(X.assign(when=X["when"].where(X.index > 3))))
-    with pytest.raises(
-        UserError, match=r"'when' of X must contain dates, as in fit, but 120 cells do not, such as 'x'"
-    ):
+    with pytest.raises(UserError, match=r"'when' of X must contain dates, as in fit, got 120 other cells, such as 'x'"):
         layout.numbers(X.assign(when="x"))
-    with pytest.raises(UserError, match=r"'price' of X held numbers when fitting, but is datetime64"):
+    with pytest.raises(UserError, match=r"'price' of X contained numbers in fit, but is datetime64"):
         layout.numbers(X.assign(price=dates["when"]))
-    with pytest.raises(UserError, match=r"'stamp' of X held dates when fitting, but is int64"):
+    with pytest.raises(UserError, match=r"'stamp' of X contained dates in fit, but is int64"):
         layout.numbers(X.assign(stamp=1))
 
 
@@ -454,7 +452,7 @@ def test_auto_with_a_model_of_scikit_learn(small: tuple[Arrays, Arrays, Arrays],
     with pytest.raises(UserError, match="GaussianNB cannot be saved"):
         model.save(tmp_path / "bayes.warpi")
     for method, given, message in (
-        ("ce", "forest", "model is only for method='auto'"),
+        ("ce", "forest", "model can only be used with method='auto'"),
         ("auto", "tree", "unknown model 'tree'|model must be"),
     ):
         with pytest.raises(UserError, match=message):
@@ -618,7 +616,7 @@ def test_sparse_trusted_rows_are_not_also_trained_on(caplog: Any) -> None:
     rng = np.random.default_rng(0)
     x, y = csr_array(rng.random((40, 6)) * (rng.random((40, 6)) < 0.5)), np.arange(40) % 2
     fast("glc").fit(x, y, x[:6], y[:6])
-    assert "6 of 40 rows of X are also in X_trusted and are used only as trusted examples" in caplog.messages
+    assert "rows of X that are also in X_trusted are used only as trusted examples: 6 of 40" in caplog.messages
 
 
 def test_sparse_input_is_not_modified() -> None:
@@ -692,7 +690,7 @@ def test_image_layouts_and_custom_networks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         NoisyLabelClassifier.load(tmp_path / "spots", net=Spots(3, 3)).predict_proba(x), first.predict_proba(x)
     )
-    with pytest.raises(UserError, match="the given network is not the one in"):
+    with pytest.raises(UserError, match="the network does not match the one in"):
         NoisyLabelClassifier.load(tmp_path / "spots", net=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
 
 
@@ -725,11 +723,11 @@ def test_damaged_files_raise_errors(small: tuple[Arrays, Arrays, Arrays], tmp_pa
         with pytest.raises(UserError, match=why):
             NoisyLabelClassifier.load(path)
     for name in ("nothing", ""):  # the second is a folder
-        with pytest.raises(UserError, match=r"there is no file .*; give one that NoisyLabelClassifier.save wrote"):
+        with pytest.raises(UserError, match=r"there is no file .*; pass one that NoisyLabelClassifier.save wrote"):
             NoisyLabelClassifier.load(tmp_path / name)
     path.write_text("age,income\n" * 50)
     with pytest.raises(
-        UserError, match=r"not a complete classifier.*give an unchanged file that NoisyLabelClassifier.save wrote"
+        UserError, match=r"not a complete classifier.*pass an unchanged file that NoisyLabelClassifier.save wrote"
     ):
         NoisyLabelClassifier.load(path)
 
@@ -826,7 +824,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"method": "co_teaching"}, {}, "needs the noise rate, .*`noise_rate` of NoisyLabelClassifier"),
         ({"noise_rate": 1.2}, {}, r"noise_rate must be in \[0, 1\), got 1.2"),
         ({"device": "tpu"}, {}, "unknown device 'tpu'"),
-        ({}, {"X_trusted": np.zeros((3, 64))}, "X_trusted and y_trusted must be given together"),
+        ({}, {"X_trusted": np.zeros((3, 64))}, "X_trusted and y_trusted must be passed together"),
         (
             {},
             {"X_trusted": np.zeros((3, 64)), "y_trusted": [0, 1, 77]},
@@ -847,7 +845,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no trainable parameters"),
         ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no trainable parameters"),  # noqa: ARG005
         ({"net": Bare}, {}, r"net=Bare cannot be called with \(shape, n_classes\).*the module itself, net=Bare\("),
-        ({"net": lambda: None}, {}, r"cannot be called with.*give it these two arguments"),
+        ({"net": lambda: None}, {}, r"cannot be called with.*define it with these two parameters"),
         ({}, {"trusted": np.ones(300, bool), "X_trusted": np.zeros((1, 64)), "y_trusted": [0]}, "got both"),
     ],
 )
@@ -860,7 +858,7 @@ def test_mistakes(params: Any, extra: Any, message: str, small: tuple[Arrays, Ar
 
 def test_trusted_rows_of_a_frame_must_be_a_frame(table: tuple[pd.DataFrame, np.ndarray]) -> None:
     frame, y = table
-    with pytest.raises(UserError, match="X_trusted must be a data frame with the columns of the X to fit, got ndarray"):
+    with pytest.raises(UserError, match="X_trusted must be a data frame with the columns of the X in fit, got ndarray"):
         fast().fit(frame, y, frame.to_numpy()[:9], y[:9])
 
 

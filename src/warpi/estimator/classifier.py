@@ -25,7 +25,7 @@ from warpi.data.examples import Scale
 from warpi.datasets.delimited_files import shorten_list
 from warpi.errors import UserError, first_line, unknown
 from warpi.estimator import inputs
-from warpi.estimator.frames import is_table
+from warpi.estimator.frames import has_non_numeric_columns
 from warpi.estimator.inputs import Layout
 from warpi.estimator.onnx import Classifier, write_onnx
 from warpi.estimator.pseudo_trusted import METHOD_WITHOUT_TRUSTED, NoTrustedExamples, hold_out_pseudo_trusted
@@ -44,7 +44,7 @@ from warpi.utils.seeding import derive, seeded
 log = logging.getLogger("warpi.estimator")
 
 _RECIPE = {f.name for f in fields(Recipe)} - {"net", "seed"}
-_SETTING = "settings__"  # begins the name of a parameter that is one of the settings
+_SETTING = "settings__"  # prefix of the parameters that are settings
 _FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True, "ensure_all_finite": "allow-nan"}
 _NO_TRUSTED = {
@@ -80,7 +80,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Attributes
     ----------
     classes_ : the sorted labels
-    label_quality_ : [N] probability that the label of each row given to `fit` is right
+    label_quality_ : [N] probability that the label of each row passed to `fit` is right
     transition_ : [K, K] estimated probability that an example of class i is labeled j; rows sum to 1
     choice_ : the candidates that "auto" compared, as dicts: candidate, score, error, seconds, weight, note; or None
     trusted_score_ : accuracy on trusted rows that the models have not seen, a number with the ends `low` and `high` of
@@ -149,13 +149,13 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         The trusted examples are (X_trusted, y_trusted), or the rows of X that the booleans `trusted` [N] mark. Without
         any, a `NoTrustedExamples` warning says what is done instead. `given_trusted` are the labels that the rows of
-        X_trusted had before they were checked, None where that is unknown: they show how labels go wrong. X_meta and
-        y_meta are deprecated names.
+        X_trusted had before they were checked, or None if unknown; they show how labels go wrong. X_meta and y_meta are
+        deprecated names.
         """
         if X_meta is not None or y_meta is not None:
             warnings.warn("X_meta and y_meta are deprecated; use X_trusted and y_trusted", FutureWarning, stacklevel=2)
             if X_trusted is not None or y_trusted is not None:
-                raise UserError("X_trusted, y_trusted and their old names X_meta, y_meta are given; give one pair")
+                raise UserError("got X_trusted, y_trusted and their old names X_meta, y_meta; pass only one pair")
             X_trusted, y_trusted = X_meta, y_meta
         X, y = self._check_fit_data(X, y)
         self.classes_, given = np.unique(y, return_inverse=True)
@@ -171,7 +171,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             checked = self._add_given(checked, given_trusted)
         task, truth = make_task(dataset, meta_data=checked, val=0.0, test=0.0)
         if truth.n_repeated:
-            text = "%d of %d rows of X are also in X_trusted and are used only as trusted examples"
+            text = "rows of X that are also in X_trusted are used only as trusted examples: %d of %d"
             log.warning(text, truth.n_repeated, len(given))
         task = replace(task, noise_rate=self._noise_rate()).to(pick_device(self.device))
         seed = self._seed()
@@ -223,7 +223,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def load(cls, path: Path | str, net: nn.Module | NetBuilder | None = None, model: Any = None) -> Self:
         """Read a file that `save` wrote. It does not contain a custom network: pass it as `net`, with any weights.
 
-        A scikit-learn classifier that was given as `model` is needed only to fit again.
+        A scikit-learn classifier that was passed as `model` is needed only to fit again.
         """
         stored = read_classifier(Path(path), net, model)
         result = cls(**stored.params)
@@ -256,7 +256,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _check_fit_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         inputs.refuse_texts(X)
         inputs.refuse_blanks(y, "y")
-        if is_table(X):
+        if has_non_numeric_columns(X):
             X, y = validate_data(self, X, y, skip_check_array=True)
             y = column_or_1d(y, warn=True)
             check_consistent_length(X, y)
@@ -266,11 +266,11 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return X, y
 
     def _check_like_fit(self, layout: Layout, X: Any, name: str) -> Any:
-        """Check that X is of the kind that `fit` was given."""
+        """Check that X has the same form as the X passed to `fit`."""
         if layout.kind != "columns":
             return validate_data(self, X, reset=False, dtype=inputs.accepted_types(X), **_ANY)
         if not hasattr(X, "iloc"):
-            raise UserError(f"{name} must be a data frame with the columns of the X to fit, got {type(X).__name__}")
+            raise UserError(f"{name} must be a data frame with the columns of the X in fit, got {type(X).__name__}")
         return validate_data(self, X, reset=False, skip_check_array=True)
 
     def _check_trusted(self, layout: Layout, X: Any, y: Any, trusted: Any) -> Dataset | None:
@@ -278,9 +278,9 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if X is None and y is None:
             return None
         if X is None or y is None:
-            raise UserError("X_trusted and y_trusted must be given together, got only one of them")
+            raise UserError("X_trusted and y_trusted must be passed together, got only one of them")
         if trusted is not None:
-            raise UserError("trusted examples are given by X_trusted and y_trusted or by `trusted`, got both")
+            raise UserError("pass trusted examples either as X_trusted and y_trusted or by `trusted`, got both")
         inputs.refuse_blanks(y, "y_trusted")
         try:
             X = self._check_like_fit(layout, X, "X_trusted")
@@ -302,7 +302,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _add_given(self, checked: Dataset | None, given: ArrayLike) -> Dataset:
         """Trusted examples with the labels that they had before they were checked; missing or unknown ones are -1."""
         if checked is None:
-            raise UserError("given_trusted are labels of the rows of X_trusted, which is missing; give both")
+            raise UserError("given_trusted are labels of the rows of X_trusted, which is missing; pass both")
         labels = column_or_1d(np.asarray(given, dtype=object)).tolist()
         if len(labels) != len(checked.y):
             raise UserError(f"given_trusted must have one label per row of X_trusted, got {len(labels)}")
@@ -352,7 +352,7 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _choose_method(self, task: Task, settings: Mapping[str, Any]) -> tuple[str | Method, Mapping[str, Any]]:
         """The method, or what "auto" stands for: the same as the default of `warpi fit`, with its recipe."""
         if self.model is not None and self.method != "auto":
-            raise UserError(f"model is only for method='auto', got method={self.method!r}; leave out one of them")
+            raise UserError(f"model can only be used with method='auto', got {self.method!r}; omit one of them")
         if self.method != "auto" or self.model is not None:
             return self.method, {}
         custom_net = {} if isinstance(self.net, str) and self.net == "mlp" else {"net": self.net}

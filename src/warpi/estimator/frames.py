@@ -1,4 +1,4 @@
-"""Columns of a pandas frame: numbers, categories, and text that contains numbers or dates, as in a table of a file."""
+"""Columns of a pandas frame: numbers, categories, and text with numbers or dates, as in a table read from a file."""
 
 import logging
 import warnings
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 from warpi.data.numeric import DateColumn, NumberColumn
 from warpi.datasets.columns.choose import Chooser, Notes, find_date_order, read_days, read_numbers
 from warpi.datasets.columns.raw import Raw, Words
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 
 log = logging.getLogger("warpi.estimator")
 
 _MAX_CATEGORIES = 1000
-_RARE = 3  # rows of a category that is kept if there are more
+_RARE = 3  # minimum count for a category to be kept when there are more than `_MAX_CATEGORIES`
 _NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
 _DATES = {"date", "datetime", "datetime64"}
 _DURATIONS = {"timedelta", "timedelta64"}
 Category = str | int | float | bool | None  # None: the cell is missing
 Parsed = NumberColumn | DateColumn
-"""How a column that is not of numbers, but contains numbers or dates, becomes features."""
+"""Conversion of a non-numeric column whose values are numbers or dates."""
 
 
 class UnknownCategories(UserWarning):
     """A column has categories that did not occur when the classifier was fitted, or cells that cannot be read."""
 
 
-def is_table(X: Any) -> bool:
+def has_non_numeric_columns(X: Any) -> bool:
     """Whether X is a pandas frame with at least one column that is not numeric."""
     return hasattr(X, "iloc") and hasattr(X, "columns") and not all(is_numeric(X.iloc[:, j]) for j in range(X.shape[1]))
 
@@ -43,8 +43,8 @@ def is_numeric(column: Any) -> bool:
     return pd.api.types.is_numeric_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype)  # booleans are numeric
 
 
-def find_parsed(column: Any, name: object) -> Parsed | None:
-    """How a column of dates, or of text that contains dates or numbers, is read; None for other columns."""
+def detect_format(column: Any, name: object) -> Parsed | None:
+    """How to convert a column of dates, or of text with dates or numbers; None for other columns."""
     if is_numeric(column) or (raw := _read_raw(column)) is None:
         return None
     chooser = Chooser(Notes(), np.ones(len(column), dtype=bool), _MAX_CATEGORIES, declared=True)
@@ -55,12 +55,12 @@ def find_parsed(column: Any, name: object) -> Parsed | None:
     return parsed
 
 
-def read_parsed(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64]:
-    """The features [N, width] of a column; cells that cannot be read count as missing, with a warning."""
-    raw = Words.of([""] * len(column)) if column.isna().all() else _read_raw(column)  # no value has any type
+def apply_format(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64]:
+    """Convert a column to features [N, width]. Cells that cannot be read count as missing, with a warning."""
+    raw = Words.of([""] * len(column)) if column.isna().all() else _read_raw(column)  # if all are missing, any dtype
     kind = "dates" if isinstance(parsed, DateColumn) else "numbers"
     if raw is None or (not isinstance(raw, Words) and (raw.dtype.kind == "M") != isinstance(parsed, DateColumn)):
-        raise UserError(f"column {name!r} of X held {kind} when fitting, but is {column.dtype} now")
+        raise UserError(f"column {name!r} of X contained {kind} in fit, but is {column.dtype} now")
     if isinstance(parsed, DateColumn):
         values, bad = read_days(raw, parsed.order)
     else:
@@ -68,10 +68,9 @@ def read_parsed(column: Any, name: object, parsed: Parsed) -> NDArray[np.float64
     if bad.any():
         n, example = int(bad.sum()), column.iloc[int(bad.argmax())]
         if 2 * n > n + int((~np.isnan(values)).sum()):
-            raise UserError(
-                f"column {name!r} of X must contain {kind}, as in fit, but {n} cells do not, such as {example!r}"
-            )
-        text = f"cells that are not {kind} count as missing: {name!r} ({n} rows, such as {example!r})"
+            cells = format_count(n, "other cell")
+            raise UserError(f"column {name!r} of X must contain {kind}, as in fit, got {cells}, such as {example!r}")
+        text = f"cells that are not {kind} count as missing: {name!r} ({format_count(n, 'row')}, such as {example!r})"
         warnings.warn(text, UnknownCategories, stacklevel=4)
     return parsed.encode(values)
 
@@ -97,23 +96,31 @@ def _read_raw(column: Any) -> Raw | None:
 
 
 def find_categories(column: Any, name: object) -> tuple[Category, ...]:
-    """The categories of a column: those that its type declares, else the sorted values; of many, the frequent."""
+    """The categories of a column: those that its dtype declares, otherwise the sorted values.
+
+    If there are too many, only the frequent ones are returned.
+    """
     declared = getattr(column.dtype, "categories", None)
     try:
         names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
     except TypeError as e:  # values that cannot be hashed, or compared with one another
-        raise UserError(f"column {name!r} of X cannot be used as categories ({e}); make it text or numbers") from e
+        raise UserError(
+            f"column {name!r} of X cannot be used as categories ({e}); convert it to text or numbers"
+        ) from e
     for value in names:
         if not isinstance(value, str | int | float | bool):
             raise UserError(
-                f"column {name!r} of X contains {type(value).__name__}; convert the column to numbers, text, dates or "
-                "true/false, or drop it"
+                f"column {name!r} of X contains values of type {type(value).__name__}; convert the column to numbers, "
+                "text, dates or true/false, or drop it"
             )
     if len(names) > _MAX_CATEGORIES:
         counts = column.value_counts()
         frequent = set(counts.index[:_MAX_CATEGORIES][counts[:_MAX_CATEGORIES] >= _RARE])
-        text = "column %r of X has %d categories; %d are kept, the others count as unknown; encode texts before (%s)"
-        log.warning(text, name, len(names), len(frequent), "TfidfVectorizer")
+        text = (
+            "column %r of X has %d categories; %d are kept, the others are treated as unknown; if this column is free "
+            "text, vectorize it first, for example with TfidfVectorizer"
+        )
+        log.warning(text, name, len(names), len(frequent))
         names = [value for value in names if value in frequent]
     return (*names, None) if column.isna().any() else tuple(names)
 
@@ -130,18 +137,21 @@ def read_numeric(column: Any, name: object) -> NDArray[np.float64]:
     try:
         numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as e:
-        raise UserError(f"column {name!r} of X was numeric when fitting, but is {column.dtype} now") from e
+        raise UserError(f"column {name!r} of X was numeric in fit, but is {column.dtype} now") from e
     return numbers
 
 
 def warn_unknown(
     X: Any, categories: Sequence[Any], columns: Sequence[NDArray[np.float64]], pooled: Sequence[int]
 ) -> None:
-    """Give one warning about all cells, except in columns `pooled`, whose category did not occur in `fit`."""
-    found = []
+    """Warn once about cells whose category did not occur in `fit`. The columns `pooled` are skipped.
+
+    Their rare categories were dropped.
+    """
+    cells = []
     for j, (names, values) in enumerate(zip(categories, columns, strict=True)):
         if names is not None and j not in pooled and (rows := np.flatnonzero(values < 0).tolist()):
-            found.append(f"{X.columns[j]!r} ({len(rows)} rows, such as {X.iloc[rows[0], j]!r})")
-    if found:
-        text = f"categories that did not occur in fit are treated as unknown: {', '.join(found)}"
+            cells.append(f"{X.columns[j]!r} ({format_count(len(rows), 'row')}, such as {X.iloc[rows[0], j]!r})")
+    if cells:
+        text = f"categories that did not occur in fit are treated as unknown: {', '.join(cells)}"
         warnings.warn(text, UnknownCategories, stacklevel=4)

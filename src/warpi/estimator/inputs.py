@@ -1,11 +1,11 @@
 """Convert X as scikit-learn users pass it to numbers, and the numbers to the input of a network.
 
-`Layout.of` decides once, for the data to fit; `Layout.numbers` turns any X of that kind into one array or sparse
-matrix; `frames` reads the columns of frames. `Prepare` is a module, so that a stored or exported classifier takes these
-numbers directly.
+`Layout.of` chooses the layout once, for the data in `fit`. `Layout.numbers` converts any X with this layout to one
+array or sparse matrix; `frames` reads the columns of frames. `Prepare` is a module, so that a stored or exported
+classifier takes these numbers directly.
 
 Missing numbers stay NaN until `arrange` replaces them by the median of the column and adds one feature per column that
-had missing numbers in `fit`. Missing categories are a category of their own.
+had missing numbers in `fit`. Missing categories are a separate category.
 """
 
 import inspect
@@ -33,22 +33,22 @@ class Layout:
     """How examples are arranged in X."""
 
     kind: Literal["features", "columns", "sparse", "as given", "grey", "channels first", "channels last"]
-    shape: tuple[int, ...]  # of one example in X; for `columns` their number
+    shape: tuple[int, ...]  # of one example in X; for `columns`, the number of columns
     categories: tuple[tuple[Category, ...] | None, ...] = ()  # of each column; None: it has none
     pixels: bool = False  # bytes, 0..255
     double: bool = False  # whether the features need float64
-    fill: tuple[float, ...] = ()  # what replaces missing numbers, one per column of X; empty: nothing can be missing
+    fill: tuple[float, ...] = ()  # replacements for missing numbers, one per column of X; empty: none can be missing
     indicated: tuple[int, ...] = ()  # columns whose missing numbers also become a feature
-    parsed: tuple[Parsed | None, ...] = ()  # how columns of dates, or of numbers as text, are read; empty: none are
+    parsed: tuple[Parsed | None, ...] = ()  # how columns of dates, or of numbers as text, are read; empty: no column
     pooled: tuple[int, ...] = ()  # columns with so many categories that rare ones count as unknown
 
     @classmethod
     def of(cls, X: Any, custom_net: bool) -> "Layout":
-        """The layout of a validated array, a sparse matrix, or a table with columns of text.
+        """The layout of a validated array, a sparse matrix, or a data frame with columns that are not numeric.
 
         Arrays of four dimensions are images, those of three are gray images or the input of a custom network.
         """
-        if frames.is_table(X):
+        if frames.has_non_numeric_columns(X):
             return cls._of_table(X)
         shape = tuple(X.shape[1:])
         if issparse(X):
@@ -75,7 +75,7 @@ class Layout:
         double = False
         for j, name in enumerate(X.columns):
             column = X.iloc[:, j]
-            parsed.append(frames.find_parsed(column, name))
+            parsed.append(frames.detect_format(column, name))
             is_category = parsed[-1] is None and not frames.is_numeric(column)
             categories.append(frames.find_categories(column, name) if is_category else None)
             if (names := categories[-1]) is not None:
@@ -84,17 +84,15 @@ class Layout:
                 fill.append(0.0)
                 continue
             numbers = _read_column(column, name, None, parsed[-1]).reshape(len(X), -1)
-            means, places = _choose_fill(numbers)
+            means, with_gaps = _choose_fill(numbers)
             double |= needs_float64(numbers[~np.isnan(numbers).any(1)])
-            indicated.extend(len(fill) + k for k in places)
+            indicated.extend(len(fill) + k for k in with_gaps)
             fill.extend(means.tolist())
         if all(names == () for names in categories):
-            raise UserError(
-                "every column of X has different categories in almost every row; encode some of them before"
-            )
-        how = tuple(parsed) if any(parsed) else ()
+            raise UserError("every column of X has different categories in almost every row; encode some of them first")
+        formats = tuple(parsed) if any(parsed) else ()
         filled = (tuple(fill), tuple(indicated))
-        return cls("columns", (len(categories),), tuple(categories), False, double, *filled, how, tuple(pooled))
+        return cls("columns", (len(categories),), tuple(categories), False, double, *filled, formats, tuple(pooled))
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
@@ -137,7 +135,7 @@ class Layout:
         return X.astype(kind, copy=False)
 
     def examples(self, X: Any, augment: bool) -> Examples:
-        """Numbers as `Examples` for a task."""
+        """Convert numbers to `Examples` for a task."""
         if self.kind == "sparse":
             return SparseExamples.of(X, augment)
         x = arrange(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
@@ -157,20 +155,20 @@ class Layout:
         shape = (len(self.categories_of_numbers()),) if self.kind == "columns" else self.shape
         x = torch.randn((n, *shape), generator=generator).to(mean.dtype)
         if self.kind != "columns":
-            per_feature = mean.shape == x.shape[1:]  # else one number, or one per channel
+            per_feature = mean.shape == x.shape[1:]  # otherwise one number, or one per channel
             return x * (std if per_feature else std.mean()) + (mean if per_feature else mean.mean())
-        place = 0  # of the first feature of the column
+        first = 0  # the first feature of the column
         for j, names in enumerate(self.categories_of_numbers()):
             if names is None:
-                x[:, j] = x[:, j] * std[place] + mean[place]
+                x[:, j] = x[:, j] * std[first] + mean[first]
             else:
                 x[:, j] = torch.randint(max(len(names), 1), (n,), generator=generator)
-            place += 1 if names is None else len(names)
+            first += 1 if names is None else len(names)
         return x
 
 
 class Prepare(nn.Module):
-    """Numbers of a layout to the input of a network: channels first, one feature per category, standardized."""
+    """Converts the numbers of a layout to the input of a network: channels first, categories one-hot, standardized."""
 
     def __init__(self, layout: Layout, scale: Scale) -> None:
         super().__init__()
@@ -206,7 +204,7 @@ def arrange(x: Tensor, layout: Layout) -> Tensor:
 
 
 def _parsed_of(form: Mapping[str, Any] | None) -> Parsed | None:
-    """How a column is read, from its stored form."""
+    """How a column is converted, from the stored form."""
     if form is None:
         return None
     values = {name: value for name, value in form.items() if name != "kind"}
@@ -216,18 +214,18 @@ def _parsed_of(form: Mapping[str, Any] | None) -> Parsed | None:
 def _read_column(
     column: Any, name: object, names: tuple[Category, ...] | None, parsed: Parsed | None
 ) -> NDArray[np.float64]:
-    """Positions of categories [N], numbers [N], or the features [N, width] of a column that is parsed."""
+    """Positions of categories [N], numbers [N], or the features [N, width] of a column with a format."""
     if names is not None:
         return frames.read_categories(column, names)
     if parsed is not None:
-        return frames.read_parsed(column, name, parsed)
+        return frames.apply_format(column, name, parsed)
     numbers = frames.read_numeric(column, name)
     _refuse_huge(numbers, f"column {name!r}, ", allow_missing=True)
     return numbers
 
 
 def _choose_fill(X: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """What replaces missing numbers [D]: the median of columns that have some, else the mean; and these columns."""
+    """Replacements for missing numbers [D], and the columns that have some. These get their median, others the mean."""
     with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers are refused later
         fill = X.mean(0, dtype=np.float64)
         indicated = np.flatnonzero(np.isnan(X).any(0))
@@ -271,7 +269,7 @@ def _refuse_alpha(shape: tuple[int, ...]) -> None:
 
 
 def refuse_blanks(y: Any, name: str) -> None:
-    """Raise an error for labels that are None, NA of pandas, or NaN among texts. It names the first row."""
+    """Raise an error for labels that are None, NA of pandas, or NaN among texts. The error names the first row."""
     labels = np.asarray(y, dtype=object) if y is not None and not issparse(y) else np.zeros(0)
     if labels.dtype != object or getattr(getattr(y, "dtype", None), "kind", "O") in "fiub":  # scikit-learn checks these
         return
@@ -309,7 +307,8 @@ def check_net(net: Any) -> Any:
         inspect.signature(net).bind((1,), 2)
     except TypeError as e:
         name = getattr(net, "__name__", type(net).__name__)
-        advice = f"pass the module itself, net={name}(...)" if isinstance(net, type) else "give it these two arguments"
+        is_class = isinstance(net, type)
+        advice = f"pass the module itself, net={name}(...)" if is_class else "define it with these two parameters"
         raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {advice}") from e
     except ValueError:  # a function without a known signature
         return net

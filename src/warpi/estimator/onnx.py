@@ -24,7 +24,7 @@ _TOLERANCE = 1e-5  # largest allowed difference of a probability
 
 
 class Classifier(nn.Module):
-    """Numbers of a layout -> class probabilities, averaged over the predicting networks.  [B, ...] -> [B, K]"""
+    """Maps numbers of a layout to class probabilities, averaged over the networks that predict.  [B, ...] -> [B, K]"""
 
     def __init__(self, layout: Layout, scale: Scale, nets: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Classifier(nn.Module):
 def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) -> float | None:
     """Write an ONNX file and compare it with onnxruntime, if that is installed.
 
-    Returns the largest difference, or None. Input `x` is what `Layout.numbers` returns, a batch of any size; output
-    `probabilities`. The metadata contain the classes and, for tables, the categories that positions stand for.
+    Returns the largest difference, or None. The input `x` is what `Layout.numbers` returns, a batch of any size; the
+    output is `probabilities`. The metadata contains the classes and, for tables, the names of the categories.
     """
     try:
         import onnx
@@ -80,7 +80,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
             )
         except torch.onnx.errors.OnnxExporterError as e:
             reason = str(e).strip().splitlines()[0]
-            raise UserError(f"the network cannot be exported to ONNX ({reason}); use operators that it supports") from e
+            raise UserError(f"the network cannot be exported to ONNX ({reason}); use operators of ONNX") from e
         model = onnx.load(file)
     metadata = {"classes": [str(name) for name in classes], "categories": layout.categories_of_numbers()}
     onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})

@@ -1,4 +1,4 @@
-"""If there are no trusted examples, use rows instead whose labels agree with networks that were not trained on them."""
+"""Replace missing trusted examples by rows whose labels agree with networks that were not trained on them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from warpi.training.method import Method
 from warpi.training.task import Task
 from warpi.utils.seeding import generator
 
-METHOD_WITHOUT_TRUSTED = "dmi_ns"  # trains the networks that choose rows: docs/estimator.md
+METHOD_WITHOUT_TRUSTED = "dmi_ns"  # trains the networks that choose rows (docs/estimator.md)
 FOLDS = 4
 MAX_PER_CLASS = 10  # examples chosen per class; at most a quarter of the class
 
@@ -29,8 +29,8 @@ def hold_out_pseudo_trusted(task: Task, learn: Callable[[Task], Method], seed: i
     n = len(train)
     if n < 2 * FOLDS:
         raise UserError(
-            f"{n} rows are too few to choose trusted ones from; give X_trusted and y_trusted, or choose a method "
-            "that needs no trusted examples"
+            f"{n} rows are too few to choose trusted ones; pass X_trusted and y_trusted, or use a method that needs no "
+            "trusted examples"
         )
     fold = torch.randperm(n, generator=generator(seed, "folds")) % FOLDS  # [N]
     confidence = torch.zeros(n)  # probability of the given label

@@ -17,7 +17,7 @@ def trusted_scorer(
 ) -> Any:
     """A scorer for `GridSearchCV` or `cross_val_score` that applies a metric to the trusted rows of a test fold.
 
-    The other rows of the fold have labels that may be wrong, so they are left out. Pass `trusted`, a boolean per row,
+    The other rows of the fold have labels that may be wrong, so they are omitted. Pass `trusted`, one boolean per row,
     to the search. It needs metadata routing, which sends `trusted` to `fit` and to the scorer:
 
         with sklearn.config_context(enable_metadata_routing=True):
@@ -44,7 +44,7 @@ def _score_trusted(
 ) -> float:
     """The metric on the rows that `trusted` marks."""
     if trusted is None:
-        raise UserError("trusted_scorer needs to know the trusted rows; pass trusted=MASK to the search")
+        raise UserError("trusted_scorer needs the marks of the trusted rows; pass trusted=MASK to the search")
     y = np.asarray(y)
     marks = check_marks(trusted, len(y)).numpy()
     if not marks.any():

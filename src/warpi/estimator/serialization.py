@@ -1,4 +1,4 @@
-"""The file of a fitted `NoisyLabelClassifier`: tensors and JSON with a checksum, nothing that is unpickled."""
+"""Write and read a fitted `NoisyLabelClassifier`: tensors and JSON with a checksum. Nothing is unpickled."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ _STORED_SEPARATELY = ("method", "net", "model", "random_state")
 
 
 class TrustedScore(float):
-    """An accuracy on trusted rows that the models have not seen, from 0 to 1, and its 90 % interval."""
+    """An accuracy, from 0 to 1, on trusted rows that the models have not seen, with its 90 % interval."""
 
     low: float
     high: float
@@ -90,15 +90,15 @@ def write_classifier(fitted: Any, path: Path) -> None:
     try:
         content = pack(state, FORMAT)
     except TypeError as e:
-        raise UserError(f"{e}; settings may only contain numbers, text, and lists of them") from e
+        raise UserError(f"{e}; settings may only contain numbers, texts and lists of them") from e
     write_atomically(path, content)
 
 
 def read_classifier(path: Path, net: nn.Module | NetBuilder | None, model: Any) -> StoredClassifier:
-    """Read a file that `write_classifier` wrote; `net` and `model` replace what it cannot contain."""
+    """Read a file that `write_classifier` wrote. `net` and `model` are those that it cannot contain."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}; give one that NoisyLabelClassifier.save wrote")
-    state = unpack(path, FORMAT, "give an unchanged file that NoisyLabelClassifier.save wrote")
+        raise UserError(f"there is no file {path}; pass one that NoisyLabelClassifier.save wrote")
+    state = unpack(path, FORMAT, "pass an unchanged file that NoisyLabelClassifier.save wrote")
     method, stored_net, stored_model = state["method"], state["net"], state.get("model")
     if isinstance(method, dict):
         method = replace(METHODS[method["name"]], **use_current_names(method["name"], method["options"]))
@@ -146,7 +146,7 @@ def _build_nets(net: Any, state: dict[str, Any], n_classes: int, path: Path) -> 
         try:
             module.load_state_dict(weights)
         except RuntimeError as e:
-            raise UserError(f"the given network is not the one in {path}: {str(e).splitlines()[-1].strip()}") from e
+            raise UserError(f"the network does not match the one in {path}: {str(e).splitlines()[-1].strip()}") from e
     return nets
 
 

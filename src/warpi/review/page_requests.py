@@ -156,9 +156,7 @@ class ReviewSession:
             "given": items.classes[int(items.given[row])],
             "suggested": self.suggested(i),
             "wrong_probability": finite(float(items.wrong_probability[i])),
-            "suggestion_probability": finite(float(items.suggestion_probability[i]))
-            if items.audit is not None
-            else None,
+            "suggestion_probability": sure,
             "uncertainty": finite(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
             "random": row in items.random_rows,
