@@ -122,7 +122,7 @@ def test_command(run: Run, judged: Audit, tmp_path: Path, capsys: pytest.Capture
     output = capsys.readouterr().out
     assert "probably wrong" in output
     assert run.task.val is not None
-    assert f"{len(run.task.val)} held-out rows are not audited; --rows all" in output  # the test labels are clean
+    assert f"{len(run.task.val)} held-out rows not audited; --rows all" in output  # the test labels are clean
     lines = Path(files[0]).read_text().splitlines()
     assert lines[0] == COLUMNS + COPIES
     rows = list(csv.DictReader(lines))

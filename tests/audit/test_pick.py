@@ -199,8 +199,8 @@ def test_rows_decided_because_they_look_suspicious_are_not_random(
     later = sum(i >= 20 for i in wrong)
     first = [{**r, CHECKED: r[CHECKED] if i < 20 and i != 5 else ""} for i, r in enumerate(rows)]
     assert f"noise rate {100 * estimate_noise_rate(first)['rate']:.1f} %" in output
-    assert "from 19 checked rows of 60 that were drawn at random" in output
-    assert f"{later} more of these are checked, but not in the order of the list" in output
+    assert "from 19 checked rows of 60 drawn at random" in output
+    assert f"not used: {later} more checked rows, not in the order of the list" in output
     assert later
 
     write_export(export, rows, lambda i: "changed" if i in wrong else "kept")  # the whole list
@@ -340,7 +340,7 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
         (["5", "--data", "digits", "--csv", files["p.csv"]], "at least one per class"),
         (["20", "--data", "digits"], "required: --csv FILE; or"),
         (["--csv", files["p.csv"], "--data", "digits"], "required: N, the number of rows; or"),
-        (["20", "--csv", files["p.csv"]], "give a run folder after N, or --data"),
+        (["20", "--csv", files["p.csv"]], "a run folder after N, or --data, is required"),
         (["20", str(tmp_path), "--csv", files["p.csv"]], "there is no run"),
         (["20", str(tmp_path), "--data", "digits", "--csv", files["p.csv"]], "the run defines its data"),
         (["--estimate", files["p.csv"], "--export-trusted", files["t.npz"]], "--export-trusted needs the data"),

@@ -134,8 +134,11 @@ def test_convert_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out = ["--out", str(tmp_path / "l.parquet")]
     for arguments, message in (
         ([str(tmp_path / "table.csv"), *out], "is not a folder or a list of images"),
-        ([str(tmp_path / "list.csv"), "--drop", "label", *out], "--drop is for tables, but"),
-        ([str(tmp_path / "table.csv"), "--root", "x", "--out", "t.npy"], "--root is for lists of images"),
+        ([str(tmp_path / "list.csv"), "--drop", "label", *out], "--drop can only be used with tables, but"),
+        (
+            [str(tmp_path / "table.csv"), "--root", "x", "--out", "t.npy"],
+            "--root can only be used with a list of images",
+        ),
     ):
         assert main(["convert", *arguments]) == 2
         assert message in capsys.readouterr().err

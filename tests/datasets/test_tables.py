@@ -198,7 +198,7 @@ def test_second_table_is_read_like_the_first(table: Callable[..., Path]) -> None
             r"column 1 has no name; name or delete it, or drop the column with --drop 'Unnamed: 0'$",
         ),
         ("a,label\n1,p\n2,q,r\n", "line 3 has 3 cells, the first has 2"),
-        ("a,label\n1,p\n2\n", "line 3 has 1 cells, the first has 2"),
+        ("a,label\n1,p\n2\n", "line 3 has 1 cell, the first has 2"),
         ('a,label\n1,p\n"2,q\n', r"line 3: .*quote"),
         ('a,label\n1,"p"x\n', "line 2: "),
         ("a,label\n1,p\n,q\n", r"missing in 'a' \(1 of 2, first row 1 \(line 3\)\); fill them"),

@@ -845,7 +845,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"net": nn.Linear(64, 10).requires_grad_(False)}, {}, "Linear has no trainable parameters"),
         ({"net": lambda shape, K: nn.Flatten()}, {}, "Flatten has no trainable parameters"),  # noqa: ARG005
         ({"net": Bare}, {}, r"net=Bare cannot be called with \(shape, n_classes\).*the module itself, net=Bare\("),
-        ({"net": lambda: None}, {}, r"cannot be called with.*define it with these two parameters"),
+        ({"net": lambda: None}, {}, r"cannot be called with.*define it as f\(shape, n_classes\)"),
         ({}, {"trusted": np.ones(300, bool), "X_trusted": np.zeros((1, 64)), "y_trusted": [0]}, "got both"),
     ],
 )

@@ -385,7 +385,7 @@ def test_invalid_pickle_of_mini_imagenet_is_reported(tmp_path: Path, record: dic
         (b"", "needs a first line with the names of the columns"),
         (b"filename,label\n", "at least one row"),
         (b"file,label\nn03.png,n03\n", "needs columns filename and label, got file, label"),
-        (b"filename,label\nn03.png\n", "line 2 has 1 cells, the first has 2"),
+        (b"filename,label\nn03.png\n", "line 2 has 1 cell, the first has 2"),
         (b"filename,label\nno.png,n03\n", "names 'no.png', which is not in"),
         (b"filename,label\n\0,n03\n", "which is not in"),
         (b"filename,label\n%b,n03\n" % (b"a" * 5000), "File name too long"),

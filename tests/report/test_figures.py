@@ -234,7 +234,7 @@ def test_errors_name_the_mistake(runs: Path, tmp_path: Path, capsys: pytest.Capt
     bare = made(tmp_path / "bare", "ce", [50.0, 60.0])
     assert main(["figures", str(bare), "--out", str(tmp_path / "x")]) == 2
     err = capsys.readouterr().err
-    assert "1 runs have neither weights nor figures.npz" in err
+    assert "for 1 run without weights and without figures.npz" in err
     assert "no figure can be drawn from these runs (of ce): losses needs a finished run whose weights" in err
     assert "stability needs two or more methods with a meta loss" in err
     assert not (tmp_path / "x").exists()
@@ -269,7 +269,7 @@ def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, caps
     for flags in (["--arrays"], ["--out", str(tmp_path / "x")]):
         assert main(["figures", str(custom), *flags]) == 2, "no run can be measured"
         first, last = capsys.readouterr().err.splitlines()
-        assert f"since the file of Custom was not given: {custom}; use warpi --use FILE.py figures" in first
+        assert f"because the file that defines Custom is unknown: {custom}; run warpi --use FILE.py figures" in first
         assert ("none of these runs could be measured" if flags == ["--arrays"] else "no figure can be drawn") in last
     shutil.copytree(custom, tmp_path / "runs" / "same")
     shutil.copytree(runs / "detc4", tmp_path / "runs" / "detc4")
@@ -277,7 +277,7 @@ def test_a_run_that_cannot_be_measured_is_named(runs: Path, tmp_path: Path, caps
     flags = ["--out", str(tmp_path / "out"), "--device", "cpu", "--only", "losses"]
     assert main(["figures", str(tmp_path / "runs"), *flags]) == 0
     printed = capsys.readouterr()
-    assert f"not given: {custom}, {custom.with_name('same')}; use" in printed.err
+    assert f"is unknown: {custom}, {custom.with_name('same')}; run" in printed.err
     assert len(printed.err.splitlines()) == 1, "one line for all of them"
     assert "losses-digits-mlp-warpi-detc.png" in printed.out
     assert "bin_count" in measure(str(custom), "cpu", method=Custom())
@@ -296,8 +296,8 @@ def test_a_run_that_cannot_be_read_is_named(runs: Path, tmp_path: Path, capsys: 
     assert main(["figures", *bad, str(runs / "warpi4"), *out, "--only", "losses"]) == 0
     printed = capsys.readouterr()
     assert len(printed.err.splitlines()) == 3
-    assert all(f"warpi: left out: {path}" in printed.err for path in (spec, results))
-    assert f"left out: cannot read {arrays / FILE}" in printed.err
+    assert all(f"warpi: skipped: {path}" in printed.err for path in (spec, results))
+    assert f"skipped: cannot read {arrays / FILE}" in printed.err
     assert "losses-digits-mlp-warpi.png" in printed.out
     assert main(["figures", str(spec), *out]) == 2
     assert capsys.readouterr().err.startswith(f"warpi: {spec / 'spec.json'} is not JSON")

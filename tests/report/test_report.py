@@ -1034,7 +1034,7 @@ def test_the_command_names_broken_runs_and_reports_the_others(
     lines = printed.err.splitlines()
     assert len(lines) == len(broken)
     for file, says in broken.items():
-        assert any(line.startswith(f"warpi: left out: {file}") and says in line for line in lines), (file, lines)
+        assert any(line.startswith(f"warpi: skipped: {file}") and says in line for line in lines), (file, lines)
     assert main(["report", *(str(file.parent) for file in broken)]) == 2
     (line_,) = capsys.readouterr().err.splitlines()
     assert all(str(file) in line_ for file in broken)

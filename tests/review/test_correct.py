@@ -206,7 +206,7 @@ def check_accepting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = read_audit(run)
     replace(stored, given=np.roll(stored.given, 1)).save(run)  # so that there are suggestions
     assert main(["review", str(run), "--accept-above", "0.2"]) == 0
-    n = int(capsys.readouterr().out.split()[0])
+    n = int(capsys.readouterr().out.split()[1])
     assert n > 10
     assert read_decisions(run / "review/decisions.sqlite") == before
     dataset, _ = load_dataset(str(run.parent / "x.npz"))

@@ -195,10 +195,10 @@ def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "give a run folder, or --data"),
-        (["x", "--data", "digits"], "give a run folder, or --data"),
-        (["x", "--label", "y"], "the run defines its data; leave out --label"),
-        (["--data", "digits"], "required: --out"),
+        ([], "pass either a run folder, or --data"),
+        (["x", "--data", "digits"], "pass either a run folder, or --data"),
+        (["x", "--label", "y"], "the run defines its data; omit --label"),
+        (["--data", "digits"], "the folder for the decisions, is required"),
         (["x"], "there is no run in x"),
         (["--data", "digits", "--out", "r", "--rows", "none.csv"], "cannot read none.csv"),
         (["--data", "digits", "--out", "r", "--rows", "bad.csv"], "has no column 'row'"),
@@ -209,7 +209,7 @@ def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.Captu
         ),
         (["--data", "digits", "--out", "r", "--rows", "words.csv"], "must contain integers"),
         (["--data", "digits", "--out", "r", "--rows", "empty.csv"], "at least one row"),
-        (["--data", "digits", "--out", "r", "--show", "twice.csv"], "--show has 2 rows, but digits has 1797"),
+        (["--data", "digits", "--out", "r", "--show", "twice.csv"], "--show has 2 rows, but digits has 1,797"),
         (["--data", "digits", "--out", "r", "--noise", "open_set:0.1,from=digits"], "only a run can show"),
     ],
 )
@@ -271,7 +271,7 @@ def test_several_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     lines = (tmp_path / "disputes.csv").read_text().splitlines()
     assert lines[0] == "row,given_label,anna,ben"
     for flags, error in (
-        (["--overlap", "1"], "--overlap is for --people"),
+        (["--overlap", "1"], "--overlap can only be used with --people"),
         (["--tls-key", "k.pem"], "--tls-cert and --tl"),
     ):
         assert main([*command, *flags]) == 2

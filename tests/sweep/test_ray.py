@@ -105,7 +105,7 @@ def test_changed_files_come_in_the_order_of_their_changes(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_clear_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("--on", "ray", "--jobs", "2") == 2
-    assert "--device, --per-gpu and --jobs are for this machine; with --on ray, give --gpus-per-run" in (
+    assert "--device, --per-gpu and --jobs cannot be used with --on ray; use --gpus-per-run" in (
         capsys.readouterr().err
     )
     monkeypatch.setitem(sys.modules, "ray", None)

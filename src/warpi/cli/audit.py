@@ -1,4 +1,4 @@
-"""`warpi audit` and `warpi pick`. Heavy imports wait until the flags are parsed."""
+"""`warpi audit` and `warpi pick`. Modules that are slow to import are imported after the flags are parsed."""
 
 import logging
 import shlex
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
 from warpi.cli.labels import add_probability_flags, audit_probabilities, check_probability_flags
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.runs.rerun_command import flag
 from warpi.runs.schema import NOT_READ, READ, to_written_names
 from warpi.utils.files import unused_name, write_json
@@ -61,7 +61,7 @@ def audit(argv: list[str]) -> None:
         _log_to_stderr()
     check_probability_flags(given)
     if given["hf"] and given["probabilities"]:
-        raise UserError("--hf writes the data of a run; leave it out with --probabilities")
+        raise UserError("--hf writes the data of a run; it cannot be used with --probabilities")
     result, paths, copied = audit_probabilities(given) if given["probabilities"] else _audit_run(given)
     if given["csv"]:
         result.to_csv(given["csv"], paths, copied)
@@ -114,7 +114,7 @@ def _print_audit(audit: "Audit") -> None:
     rate = describe_rate(audit.facts["noise_rate"])
     say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
-        say(f"{audit.facts['left_out']} held-out rows are not audited; --rows all adds them")
+        say(f"{format_count(audit.facts['left_out'], 'held-out row')} not audited; --rows all adds held-out rows")
     table = Table(box=None)
     has_intervals = audit.has_interval
     heads = ["label", "rows", "wrong %", *(["90 % interval"] if has_intervals else []), "issues"]
@@ -177,7 +177,7 @@ def pick(argv: list[str]) -> None:
     settings = {name: given[name] for name in READ if name in given}
     if given["estimate"]:
         if given["n"] is not None or given["csv"]:
-            raise UserError("--estimate reads a checked list; for a new one, leave it out and give N and --csv FILE")
+            raise UserError("--estimate reads a checked list; omit it to pick new rows with N and --csv FILE")
         _estimate(given, settings)
         return
     for name in ("picked", "export_trusted", "balanced", "json"):
@@ -193,15 +193,16 @@ def pick(argv: list[str]) -> None:
     options |= {name: read_names(given[name]) for name in ("id", "keep")}
     if given["run"] is not None:
         if settings or given["coverage"]:
-            raise UserError("the run defines its data; leave out the run, or --data and --coverage")
+            raise UserError("the run defines its data; omit either the run, or --data and --coverage")
         picked = pick_from_run(given["n"], given["run"], device=given["device"], **options)
     else:
         if "data" not in settings:
-            raise UserError("warpi pick: give a run folder after N, or --data")
+            raise UserError("warpi pick: a run folder after N, or --data, is required")
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
-    n, random = len(picked.row), int(picked.random.sum())
-    say(f"{given['csv']}: {n} rows to check: {random} random and {n - random} informative")
+    n_random = int(picked.random.sum())
+    rows, n_informative = format_count(len(picked.row), "row"), len(picked.row) - n_random
+    say(f"{given['csv']}: {rows} to check: {n_random} random and {n_informative} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
         say(f"next: warpi review {run} --rows {listed}, or fill it in and run warpi audit {run} --checked {listed}")
@@ -228,19 +229,19 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         write_json(given["json"], rate)
     say(
         f"noise rate {100 * rate['rate']:.1f} % (95 % interval {100 * rate['low']:.1f} to {100 * rate['high']:.1f}) "
-        f"from {rate['checked']} checked rows of {rate['drawn']} that were drawn at random"
+        f"from {format_count(rate['checked'], 'checked row')} of {rate['drawn']} drawn at random"
     )
     if rate["left_out"]:
         say(
-            f"{rate['left_out']} more of these are checked, but not in the order of the list; they are left out, since "
-            "they may have been chosen because they look suspicious"
+            f"not used: {format_count(rate['left_out'], 'more checked row')}, not in the order of the list, which may "
+            "have been picked because they look suspicious"
         )
     if rate["unchecked_classes"]:
         say(f"no rows were checked for: {', '.join(rate['unchecked_classes'])}; the estimate excludes these classes")
 
 
 def print_trusted_set(summary: "TrustedSetSummary") -> None:
-    """Print what is in a trusted set that was written, and warn about classes without an example."""
+    """Print the contents of a trusted set that was written, and warn about classes without an example."""
     say(summary)
     if summary.missing:
         names = ", ".join(summary.missing)

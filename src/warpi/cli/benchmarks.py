@@ -1,4 +1,4 @@
-"""`warpi corrupt`, `warpi sweep` and `warpi bench`, for benchmarks. Imports of torch wait until a command runs."""
+"""`warpi corrupt`, `warpi sweep` and `warpi bench`, for benchmarks. torch is imported only when a command runs."""
 
 import sys
 from argparse import SUPPRESS
@@ -77,7 +77,7 @@ def sweep(argv: list[str]) -> None:
     parser.add_argument("--worker", help=SUPPRESS)
     given = parser.read(argv)
     if given["dry_run"] and given["json"]:
-        raise UserError("--dry-run prints no table; leave out --json, or use warpi report")
+        raise UserError("--dry-run prints no table; omit --json, or use warpi report")
     from warpi.sweep import runner
     from warpi.sweep.place import parse_place
     from warpi.sweep.plan import read_plan
@@ -91,7 +91,7 @@ def sweep(argv: list[str]) -> None:
         runner.dry_run(plan)
         return
     if place.kind == "ray" and (given["device"], given["per_gpu"], given["jobs"]) != ("auto", "auto", None):
-        raise UserError("--device, --per-gpu and --jobs are for this machine; with --on ray, give --gpus-per-run")
+        raise UserError("--device, --per-gpu and --jobs cannot be used with --on ray; use --gpus-per-run")
     resources = runner.parse_resources(given["device"], given["per_gpu"], given["jobs"])
     if given["worker"]:
         code = runner.serve(plan, resources, given["worker"], place)

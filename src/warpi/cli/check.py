@@ -1,4 +1,4 @@
-"""`warpi check`: what a run folder or data from elsewhere is, without using it. Nothing is trained or written.
+"""`warpi check`: describe a run folder or data from elsewhere without using it. Nothing is trained or written.
 
 Without a path, `warpi --use FILE.py check` checks the custom methods of FILE.py instead.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.utils.flags import Parser
 from warpi.utils.limits import limit, refuse
 from warpi.utils.terminal import say
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """One line of the answer."""
+    """One line of the output."""
 
     topic: str
     text: str
@@ -56,18 +56,18 @@ def _check_methods() -> None:
     from warpi.training.contract import check_method
 
     if not METHOD_PLUGINS:
-        raise UserError("give a run or data to check, or a file with METHODS: warpi --use FILE.py check")
+        raise UserError("pass a run or data to check, or a file with METHODS: warpi --use FILE.py check")
     failed = 0
     for name in METHOD_PLUGINS:
         for finding in check_method(METHODS[name]):
             failed += finding.result == "failed"
             say(f"{name}: {finding.result:<8}{finding.name}{f': {finding.note}' * bool(finding.note)}", flush=True)
     if failed:
-        raise UserError(f"{failed} check{'s' * (failed > 1)} failed; CONTRIBUTING.md describes the contract")
+        raise UserError(f"{format_count(failed, 'check')} failed; CONTRIBUTING.md describes the contract")
 
 
 def inspect(path: Path) -> Iterator[Finding]:
-    """Everything that `warpi check` says about a path."""
+    """Yield all findings about a path."""
     from warpi.runs.schema import SPEC
 
     if not path.exists():
@@ -96,8 +96,8 @@ def _inspect_run(path: Path) -> Iterator[Finding]:
     yield from _links_that_leave(path)
     names = dict(_files_of(spec))
     for name, value in names.items():
-        place = "there is no such file here" if not os.path.exists(value) else "exists"
-        yield Finding("refers to", f"{name} {value} ({place})")
+        state = "exists" if os.path.exists(value) else "there is no such file here"
+        yield Finding("refers to", f"{name} {value} ({state})")
     what = f"also the files above: {', '.join(names)}" if names else "no other files"
     yield Finding("opening", "predict and report read only this folder and the new rows")
     yield Finding("opening", f"audit, review, correct, figures, report --out and fit --resume read {what}")
@@ -165,9 +165,9 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
             for _, _, files in os.walk(path):
                 n += len(files)
                 if n > limit("FILES"):
-                    raise refuse(path, "holds too many files", "FILES")
+                    raise refuse(path, "contains too many files", "FILES")
         kind = "a Hugging Face data set" if is_saved(path) else "images or texts with one folder per class"
-        yield Finding("kind", f"a folder of {n:,} files, read as {kind}")
+        yield Finding("kind", f"a folder of {format_count(n, 'file')}, read as {kind}")
     yield from _links_that_leave(path)
     yield Finding("opening", "reads the files below this folder and executes nothing; links that leave it are refused")
 
@@ -195,7 +195,7 @@ def _paths_that_leave(path: Path) -> Iterator[Finding]:
     manifest = Manifest.read(path, ("path",))
     top = os.path.realpath(path.parent)
     for row, file in enumerate(manifest.columns["path"]):
-        target = os.path.realpath(os.path.join(top, file.replace("\0", "")))  # a name cannot hold it
+        target = os.path.realpath(os.path.join(top, file.replace("\0", "")))  # a file name cannot contain it
         if not target.startswith(os.path.join(top, "")):
             yield Finding("refers to", f"{manifest.where(row)}: {file} is outside of {path.parent}", True)
 

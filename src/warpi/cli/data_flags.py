@@ -40,7 +40,7 @@ def add_copied_columns(parser: Parser) -> None:
 
 
 def read_names(given: str | None) -> list[str]:
-    """The names in a list with commas."""
+    """The names in a comma-separated list."""
     return [name.strip() for name in given.split(",") if name.strip()] if given else []
 
 
@@ -82,11 +82,11 @@ class _Store(Action):
             warn_deprecated("--trusted as an output", "--export-trusted")
         earlier = getattr(namespace, "noise", value)
         if self.dest == "noise" and is_label_file(earlier) != is_label_file(value):
-            raise UserError("--labels replaces all labels and --noise changes them; give only one of the two")
+            raise UserError("--labels replaces all labels and --noise changes them; use only one of the two")
         setattr(namespace, self.dest, value)
 
 
 def warn_deprecated(old: str, new: str) -> None:
-    """Print one line, but not again in each process of `--devices N`."""
+    """Print one line, but not in the processes that `--devices N` starts."""
     if "LOCAL_RANK" not in os.environ:
         say(f"warpi: {old} is deprecated; use {new}", error=True)

@@ -173,7 +173,7 @@ def plot(argv: list[str]) -> None:
     runs = [load(p, device=given["device"], root=given["root"]) for p in given["runs"] if p.suffix != ".json"]
     kind = _choose_kind(runs, rows) if given["kind"] == "auto" else given["kind"]
     if kind == "curves" and rows:
-        raise UserError("curves need run folders; leave out the .json files")
+        raise UserError("curves need run folders; omit the .json files")
     for run in runs if kind != "curves" else ():
         same = [(None, None, None)]
         for ways, shots, queries in same if kind == "bases" else other_kinds(run, given["ways"], given["shots"]):
@@ -275,16 +275,16 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for i, head in enumerate(lines[0]):
-        most = None if i else max(12, console.width - sum(widths[1:]))  # names are folded, then kinds of tasks
-        side: Any = "right" if i > 3 else "left"
-        table.add_column(head, justify=side, overflow="fold", max_width=most, no_wrap=i not in (0, 2))
+        max_width = None if i else max(12, console.width - sum(widths[1:]))  # fold names first, then kinds of tasks
+        justify: Any = "right" if i > 3 else "left"
+        table.add_column(head, justify=justify, overflow="fold", max_width=max_width, no_wrap=i not in (0, 2))
     for line in lines[1:]:
         table.add_row(*map(cell, line))
     console.print(table)
 
 
 def _spread(ci95: float | None, digits: int) -> str:
-    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # one task has no interval
+    return "" if ci95 is None else f" ± {ci95:.{digits}f}"  # no interval for a single task
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {"fit": fit, "evaluate": evaluate, "plot": plot}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import read_names
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.runs.schema import CHECKPOINT
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import say
@@ -65,7 +65,7 @@ def _read_flags(argv: list[str]) -> dict[str, Any]:
     parser.add("--device auto|cpu|cuda", "where to compute the arrays", default="auto")
     given = parser.read(argv)
     if not given["arrays"] and given["out"] is None:
-        raise UserError("give a folder for the figures with --out DIR, or only compute their arrays with --arrays")
+        raise UserError("set the folder of the figures with --out DIR, or compute only their arrays with --arrays")
     return given
 
 
@@ -89,17 +89,17 @@ def _find_readable(paths: Sequence[Path]) -> "list[RunRecord]":
     if not readable:
         raise UserError("; ".join(map(str, errors)))
     for error in errors:
-        _warn(f"left out: {error}")
+        _warn(f"skipped: {error}")
     return readable
 
 
 def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) -> None:
-    """Compute the missing arrays of finished runs. If it is required, at least one run must have arrays then."""
+    """Compute the missing arrays of finished runs. If `required`, raise an error if no run has arrays afterwards."""
     from warpi.report.figure_data import FILE
     from warpi.report.figures import FROM_ARRAYS
 
-    bare = [run for run in runs if run.done and not (run.path / FILE).exists()]
-    with_weights = [run for run in bare if (run.path / CHECKPOINT).exists()]
+    unmeasured = [run for run in runs if run.done and not (run.path / FILE).exists()]
+    with_weights = [run for run in unmeasured if (run.path / CHECKPOINT).exists()]
     if with_weights:
         from warpi.report.figure_measures import measure
         from warpi.runs.rerun_command import UNKNOWN_FILE, custom_files, custom_names
@@ -110,9 +110,9 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
         if unknown:
             names = ", ".join(sorted({name for run in unknown for name in custom_names(run.spec).values()}))
             _warn(
-                f"not measured, since the file of {names} was not given: "
-                f"{', '.join(str(run.path) for run in unknown)}; use warpi --use {UNKNOWN_FILE} figures ..., or in "
-                "Python warpi.report.figure_measures.measure(RUN, method=..., net=...)"
+                f"not measured, because the file that defines {names} is unknown: "
+                f"{', '.join(str(run.path) for run in unknown)}; run warpi --use {UNKNOWN_FILE} figures ..., or in "
+                "Python call warpi.report.figure_measures.measure(RUN, method=..., net=...)"
             )
         for run in with_weights:
             if run in unknown:
@@ -122,10 +122,11 @@ def _compute_arrays(runs: "Sequence[RunRecord]", device: str, required: bool) ->
                 say(f"{run.path} measured")
             except UserError as error:
                 _warn(f"{run.path} is not measured: {error}")
-    without = [str(run.path) for run in bare if run not in with_weights]
+    without = [str(run.path) for run in unmeasured if run not in with_weights]
     if without:
         names = ", ".join(without[:3])
-        _warn(f"{len(without)} runs have neither weights nor {FILE} ({names}): no {', '.join(FROM_ARRAYS)} for them")
+        kinds = ", ".join(FROM_ARRAYS)
+        _warn(f"no {kinds} for {format_count(len(without), 'run')} without weights and without {FILE} ({names})")
     if required and with_weights and not any((run.path / FILE).exists() for run in runs):
         raise UserError("none of these runs could be measured; the reasons are above")
 

@@ -1,4 +1,4 @@
-"""`warpi fit`. Imports that load torch wait until the command runs."""
+"""`warpi fit` and `warpi compare`. torch is imported only when a command runs."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import add_data_flags, add_old_switch, read_names, warn_deprecated
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.utils.files import unused_name
 from warpi.utils.flags import Parser, add_fields
 from warpi.utils.terminal import cell, say
@@ -128,18 +128,18 @@ def _start_ranks(argv: list[str], first: argparse.Namespace, device: "torch.devi
 def _without(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
     """The arguments without some flags and their values."""
     left = [word for word in argv if word.partition("=")[0] not in flags or "=" not in word]
-    places = [i for i, word in enumerate(left) if word in flags]
-    return [word for i, word in enumerate(left) if i not in places and i - 1 not in places]
+    positions = [i for i, word in enumerate(left) if word in flags]
+    return [word for i, word in enumerate(left) if i not in positions and i - 1 not in positions]
 
 
 def _print_result(run: "Run") -> None:
-    """Print the candidates that matter, the accuracy on trusted rows, and then accuracies on test rows."""
+    """Print the best candidates, the accuracy on trusted rows, and then the accuracy on test rows."""
     from warpi.runs.defaults import resolve_method
     from warpi.training.progress import describe_trusted_accuracy
 
     last = run.history[-1]
     name, _ = resolve_method(run.method)
-    done = f"{name} after {len(run.history)} epoch{'s' * (len(run.history) != 1)}"
+    done = f"{name} after {format_count(len(run.history), 'epoch')}"
     choice = run.method.choice()
     if choice:
         _print_candidates(choice)
@@ -194,12 +194,12 @@ def compare(argv: list[str]) -> None:
     from warpi.runs.reopen import reopen
     from warpi.runs.run import fit as run_fit
 
-    own = ("run", "methods", "folds", "budget", "out", "seed", "device")
-    data = {name: value for name, value in given.items() if name not in own}
+    not_data = ("run", "methods", "folds", "budget", "out", "seed", "device")
+    data = {name: value for name, value in given.items() if name not in not_data}
     if "meta_data" in data:
         data["trusted"] = data.pop("meta_data")
     if (given["run"] is None) == ("data" not in data) or (given["run"] is None) != (given["out"] is not None):
-        raise UserError("warpi compare: give a run folder, or --data and --out for a new run (and not both)")
+        raise UserError("warpi compare: pass either a run folder, or --data and --out for a new run")
     budget = parse_seconds(given["budget"])
     if given["run"] is not None:
         run = reopen(given["run"], given["device"])
@@ -250,7 +250,7 @@ def _print_candidates(choice: Sequence[Mapping[str, Any]], most: int = _SHOWN) -
 
 
 def _first_flags(argv: list[str]) -> argparse.Namespace:
-    """The flags that must be known before the others can be parsed, since these depend on the method."""
+    """The flags that must be known before the others can be parsed, because the others depend on the method."""
     parser = Parser(prog="warpi fit", add_help=False)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--devices", type=int, default=None)

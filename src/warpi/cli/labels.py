@@ -1,6 +1,6 @@
 """`warpi annotators`, `duplicates`, `label-studio` and `audit --probabilities`: labels and data from elsewhere.
 
-Heavy imports wait until a command runs.
+Modules that are slow to import are imported only when a command runs.
 """
 
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warpi.cli.data_flags import read_names
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, format_count, unknown
 from warpi.utils.files import write_atomically, write_json
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import cell, say
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from warpi.audit.result import Audit
     from warpi.data.duplicates.result import Duplicates
 
-_INSTEAD = ("data", "label", "labels", "trusted", "classes", "out")  # flags that need --probabilities
-_OF_A_RUN = ("folds", "rows", "checked")
+_NEED_PROBABILITIES = ("data", "label", "labels", "trusted", "classes", "out")
+_NEED_RUN = ("folds", "rows", "checked")
 
 
 def add_probability_flags(parser: Parser) -> None:
@@ -46,21 +46,21 @@ def check_probability_flags(given: dict[str, Any]) -> None:
     """Check that there is either a run or probabilities; `--out` sets `--csv` and `--json`."""
     if not given["probabilities"]:
         if given["run"] is None:
-            raise UserError("warpi audit: required: DIR, a finished run folder, or --probabilities FILE")
-        if wrong := [name for name in _INSTEAD if given[name] is not None]:
-            raise UserError(f"--{wrong[0]} belongs to --probabilities FILE; a run knows its data")
+            raise UserError("warpi audit: DIR, a finished run folder, or --probabilities FILE is required")
+        if wrong := [name for name in _NEED_PROBABILITIES if given[name] is not None]:
+            raise UserError(f"--{wrong[0]} can only be used with --probabilities FILE; a run defines its data")
         return
     if given["run"] is not None:
-        raise UserError("give either a run folder or --probabilities, not both")
-    if wrong := [name for name in _OF_A_RUN if given[name]]:
-        raise UserError(f"--{wrong[0]} needs a run; checked rows are given with --trusted FILE")
+        raise UserError("pass either a run folder or --probabilities, not both")
+    if wrong := [name for name in _NEED_RUN if given[name]]:
+        raise UserError(f"--{wrong[0]} needs a run; pass checked rows with --trusted FILE")
     if not given["data"] and not given["labels"]:
         raise UserError("--probabilities needs the given labels: --labels FILE or --data PATH")
     if given["out"]:
         try:
             given["out"].mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise UserError(f"cannot make the folder {given['out']}: {e.strerror}; choose another --out") from e
+            raise UserError(f"cannot create the folder {given['out']}: {e.strerror}; choose another --out") from e
         for name in ("csv", "json"):
             given[name] = given[name] or given["out"] / f"audit.{name}"
 
@@ -129,25 +129,28 @@ def _print_consensus(consensus: "Consensus", out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    about = consensus.summary()
-    say(f"{about['n']} rows with {about['n_labels']} labels by {len(about['annotators'])} annotators")
+    summary = consensus.summary()
+    rows, labels = format_count(summary["n"], "row"), format_count(summary["n_labels"], "label")
+    say(f"{rows} with {labels} by {format_count(len(summary['annotators']), 'annotator')}")
     table = Table(box=None)
     for name in ("annotator", "labels", "right %", "90 % interval", "trusted rows"):
         table.add_column(name, justify="left" if name == "annotator" else "right")
-    for quality in sorted(about["annotators"], key=lambda quality: quality["accuracy"] or 0.0):
+    for quality in sorted(summary["annotators"], key=lambda quality: quality["accuracy"] or 0.0):
         accuracy, interval = "", ""
         if quality["n"]:
             accuracy = f"{100 * quality['accuracy']:.1f}"
             interval = f"{100 * quality['low']:.1f} to {100 * quality['high']:.1f}"
         table.add_row(*map(cell, (quality["annotator"], quality["n"], accuracy, interval, quality["checked"])))
     Console(highlight=False).print(table)
-    if not any(quality["checked"] for quality in about["annotators"]):
+    if not any(quality["checked"] for quality in summary["annotators"]):
         say(
             "without trusted rows, the accuracies assume that annotators make independent mistakes, and may be too high"
         )
-    right = about["consensus"]
+    right = summary["consensus"]
     interval = f"90 % interval {100 * right['low']:.1f} to {100 * right['high']:.1f}"
-    say(f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {about['to_review']} to review")
+    say(
+        f"{out}: {100 * right['accuracy']:.1f} % of the labels are right ({interval}); {summary['to_review']} to review"
+    )
     say(f"next: warpi fit --data {out} --drop n_labels,agreement,review --out DIR")
 
 
@@ -185,13 +188,13 @@ def _import_label_studio(given: Mapping[str, Any]) -> None:
 
     options = {name: given[name] for name in ("choices", "field", "consensus")}
     done = import_project(given["source"], given["out"], **options)
-    kind = "images" if done.images else "rows"
-    say(f"{done.tasks}: {done.n_labeled} labeled {kind}, {done.n_trusted} of them by a ground truth (trusted)")
-    say(f"{done.annotators}: {done.n_labels} labels by {len(done.names)} annotators")
+    labeled = format_count(done.n_labeled, "labeled image" if done.images else "labeled row")
+    say(f"{done.tasks}: {labeled}, {done.n_trusted} of them by a ground truth (trusted)")
+    say(f"{done.annotators}: {format_count(done.n_labels, 'label')} by {format_count(len(done.names), 'annotator')}")
     if done.unlabeled:
-        say(f"{done.unlabeled}: {done.n_unlabeled} tasks without a label")
+        say(f"{done.unlabeled}: {format_count(done.n_unlabeled, 'task')} without a label")
     if done.other_results:
-        say(f"{done.other_results} results that are not these choices are not read")
+        say(f"ignored: {format_count(done.other_results, 'result')} of other kinds")
     root = " --root FOLDER" if done.images else ""
     say(f"next: warpi fit --data {shlex.quote(str(done.tasks))}{root} --out DIR")
 
@@ -211,7 +214,8 @@ def _export_label_studio(given: Mapping[str, Any]) -> None:
     if given["interface"]:
         write_atomically(given["interface"], interface.encode())
     decided = sum(bool(task.get("annotations")) for task in tasks)
-    say(f"{given['out']}: {len(tasks)} tasks, {decided} of them with annotations; import the file in Label Studio")
+    n_tasks = format_count(len(tasks), "task")
+    say(f"{given['out']}: {n_tasks}, {decided} of them with annotations; import the file in Label Studio")
 
 
 def duplicates(argv: list[str]) -> None:
@@ -246,19 +250,19 @@ def duplicates(argv: list[str]) -> None:
         _print_duplicates(found, listed=given["csv"] is not None)
 
 
-def _print_duplicates(found: "Duplicates", listed: bool, most: int = 5) -> None:
-    """Print the counts, and the first groups of copies that matter: other labels, or another part."""
+def _print_duplicates(found: "Duplicates", listed: bool, limit: int = 5) -> None:
+    """Print the counts, and the first groups of copies with different labels or in different parts."""
     for line in found.describe():
         say(line)
     matters = found.labels_differ | found.across_parts
     groups = list(dict.fromkeys(found.group[matters].tolist()))
-    for group in groups[:most]:
+    for group in groups[:limit]:
         members = (found.group == group).nonzero()[0].tolist()
         names = (f"{found.part[i]} {found.path[i] if found.path else found.row[i]}" for i in members[:4])
         labels = ", ".join(sorted({found.label[i] for i in members}))
         say(f"  copies: {'; '.join(names)}{'; ...' if len(members) > 4 else ''} (labels: {labels})")
-    if len(groups) > most:
-        say(f"  ... and {len(groups) - most} more such groups")
+    if len(groups) > limit:
+        say(f"  ... and {format_count(len(groups) - limit, 'more such group')}")
     if (found.group >= 0).any():
         table = "" if listed else "--csv FILE lists all copies; "
         say(f"{table}after warpi fit, warpi review RUN keeps one of each (key D)")

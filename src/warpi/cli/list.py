@@ -1,4 +1,4 @@
-"""`warpi list`. Each table imports what it lists, so that data sets are listed without torch."""
+"""`warpi list`. Each table imports only what it lists, so that listing data sets does not import torch."""
 
 import json
 import sys

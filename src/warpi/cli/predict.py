@@ -1,11 +1,11 @@
-"""`warpi predict`, `warpi embed` and `warpi convert`. Imports that load torch wait until the command runs."""
+"""`warpi predict`, `warpi embed` and `warpi convert`. torch is imported only when a command runs."""
 
 import shlex
 from pathlib import Path
 from typing import Any
 
 from warpi.cli.data_flags import add_copied_columns, read_names
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.utils.flags import Parser
 from warpi.utils.terminal import say
 
@@ -31,12 +31,13 @@ def predict(argv: list[str]) -> None:
     predictions.to_csv(given["csv"])
     if given["quiet"]:
         return
-    unread = f"; {predictions.unread} images cannot be read and are left out" if predictions.unread else ""
-    say(f"{given['csv']}: {len(predictions)} rows of {given['data']}{unread}")
+    unread = f"; omitted: {format_count(predictions.unread, 'unreadable image')}" if predictions.unread else ""
+    say(f"{given['csv']}: {format_count(len(predictions), 'row')} of {given['data']}{unread}")
     for name, (accuracy, n) in predictions.accuracy.items():
         doubt = "" if name in ("clean_label", "clean") else "; some of these labels may be wrong"
         source = "folders" if name == "folder" and predictions.paths else f"column {name!r}"
-        say(f"accuracy against the labels of {given['data']} ({source}, {n} rows{doubt}): {accuracy:.2f} %")
+        labels = f"{given['data']} ({source}, {format_count(n, 'row')}{doubt})"
+        say(f"accuracy against the labels of {labels}: {accuracy:.2f} %")
 
 
 def embed(argv: list[str]) -> None:
@@ -64,7 +65,9 @@ def embed(argv: list[str]) -> None:
     result = embed_source(embedder=embedder, **given)
     if not given["quiet"]:
         new = "nothing new" if not result.computed else f"{result.computed:,} of them computed now"
-        say(f"{result.path}: {result.rows:,} vectors of {result.dimensions} numbers by {embedder} ({new})")
+        say(
+            f"{result.path}: {format_count(result.rows, 'vector')} of {result.dimensions} numbers by {embedder} ({new})"
+        )
         say(f"next: warpi fit --data {result.path} --out DIR")
 
 
@@ -99,7 +102,7 @@ def convert(argv: list[str]) -> None:
         _convert_images(given)
         return
     if given["root"] is not None:
-        raise UserError("--root is for lists of images; give --out FILE.parquet, or leave it out")
+        raise UserError("--root can only be used with a list of images; set --out FILE.parquet, or omit --root")
     from warpi.datasets.columns.convert import convert_table
     from warpi.datasets.columns.encode import TableOptions
 
@@ -109,7 +112,7 @@ def convert(argv: list[str]) -> None:
         given["data"], given["out"], label=given["label"], drop=drop, like=given["like"], options=options
     )
     if not given["quiet"]:
-        say(f"{done.path}: {done.n_rows:,} rows of {done.n_features} features")
+        say(f"{done.path}: {format_count(done.n_rows, 'row')} of {format_count(done.n_features, 'feature')}")
         say(f"next: warpi fit --data {done.path} --out DIR")
 
 
@@ -119,12 +122,12 @@ def _convert_images(given: dict[str, Any]) -> None:
 
     data, out = Path(given["data"]), given["out"]
     if not has_images(given["data"]):
-        raise UserError(f"{data} is not a folder or a list of images; a table becomes features: give --out FILE.npy")
+        raise UserError(f"{data} is not a folder or a list of images; to convert a table, set --out FILE.npy")
     unused = [name for name in ("drop", "types", "like") if given[name]]
     if unused:
-        raise UserError(f"--{unused[0]} is for tables, but {data} holds images; leave it out")
+        raise UserError(f"--{unused[0]} can only be used with tables, but {data} contains images; omit it")
     n, base = convert_images(data, out, root=given["root"], label=given["label"])
     if not given["quiet"]:
         root = "" if base == out.parent else f" --root {shlex.quote(str(base))}"
-        say(f"{out}: {n:,} images, with paths relative to {base}")
+        say(f"{out}: {format_count(n, 'image')}, with paths relative to {base}")
         say(f"next: warpi fit --data {out}{root} --out DIR")

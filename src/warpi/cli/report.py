@@ -1,4 +1,4 @@
-"""`warpi report`, which does not load torch unless it writes a page."""
+"""`warpi report`. torch is imported only to write a page."""
 
 from pathlib import Path
 
@@ -25,13 +25,15 @@ def report(argv: list[str]) -> None:
     from warpi.report.write import write_report
 
     if given["audit"] and not given["out"]:
-        raise UserError("--audit adds to the page; set its folder with --out DIR, or run warpi audit")
+        raise UserError(
+            "--audit needs --out DIR, because it adds to the HTML page; to audit without a report, use `warpi audit`"
+        )
     broken: list[UserError] = []
     runs = find_runs(given["runs"], broken)
     if not runs:
         raise UserError("; ".join(map(str, broken)))
     for error in broken:
-        say(f"warpi: left out: {' '.join(str(error).split())}", error=True)
+        say(f"warpi: skipped: {' '.join(str(error).split())}", error=True)
     if given["against"] is not None:  # raises if the name is wrong, before anything is computed
         compare(runs, given["against"])
     ranking = rank_methods(runs) if given["ranks"] else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from warpi.cli.audit import print_trusted_set
 from warpi.cli.data_flags import add_copied_columns, add_data_flags, add_trusted_output, read_names
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.runs.rerun_command import flag
 from warpi.runs.schema import NOT_READ, READ, to_written_names
 from warpi.utils.files import unused_name, write_json
@@ -50,7 +50,10 @@ def review(argv: list[str]) -> None:
         session = ReviewSession(items, store, folder, settings, given["blind"])
         if given["accept_above"] is not None or given["undo_accepted"]:
             if run is None:
-                raise UserError("--accept-above and --undo-accepted need a run, which has suggestions")
+                raise UserError(
+                    "--accept-above and --undo-accepted can only be used with a run, because data given by --data has "
+                    "no suggestions"
+                )
             _accept(opened, store, given)
         elif given["export"] or given["export_trusted"]:
             _export(session, given)
@@ -59,7 +62,7 @@ def review(argv: list[str]) -> None:
 
 
 def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All flags, and those among them that describe data without a run."""
+    """Return all flags, and the settings of the data without a run."""
     parser = Parser(
         "warpi review",
         "Open a page in the browser where a person decides which labels are right. A run is audited first "
@@ -104,28 +107,29 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {name: given[name] for name in READ if name in given}
     run = given["run"]
     if (run is None) == ("data" not in settings):
-        raise UserError("warpi review: give a run folder, or --data for data without a run (and not both)")
+        raise UserError("warpi review: pass either a run folder, or --data for data without a run")
     if run is not None and settings:
-        raise UserError(f"warpi review: the run defines its data; leave out --{next(iter(settings)).replace('_', '-')}")
+        raise UserError(f"warpi review: the run defines its data; omit --{next(iter(settings)).replace('_', '-')}")
     if run is None and given["out"] is None:
-        raise UserError("warpi review: required: --out, the folder for the decisions")
+        raise UserError("warpi review: --out, the folder for the decisions, is required")
     return given, settings
 
 
 def _accept(opened: "OpenedRun", store: "Store", given: Mapping[str, Any]) -> None:
-    """Accept suggestions, or take the last acceptance back."""
+    """Accept suggestions, or undo the last acceptance."""
     from warpi.review.correct import accept_suggestions, undo_accepted
     from warpi.review.progress import correct_command
 
     run = shlex.quote(str(given["run"]))
     if given["undo_accepted"]:
         rows = undo_accepted(store)
-        say(f"{len(rows)} accepted suggestions taken back")
+        say(f"{format_count(len(rows), 'accepted suggestion')} taken back")
     else:
         rows = accept_suggestions(opened, store, given["accept_above"])
         say(
-            f"{len(rows)} suggestions that are more probable than {given['accept_above']:g} accepted; nobody looked at "
-            f"these rows, so they do not count as checked; take them back with: warpi review {run} --undo-accepted"
+            f"accepted {format_count(len(rows), 'suggestion')} more probable than {given['accept_above']:g}; nobody "
+            "looked at these rows, so they do not count as checked; take them back with: "
+            f"warpi review {run} --undo-accepted"
         )
     say(f"next: warpi review {run}, or {correct_command(run)}")
 
@@ -155,7 +159,7 @@ def correct(argv: list[str]) -> None:
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     given = parser.read(argv)
     if given["out"] is None and given["hf"] is None:
-        raise UserError("warpi correct: required: --out FILE or --hf FOLDER")
+        raise UserError("warpi correct: --out FILE or --hf FOLDER is required")
     from warpi.review.correct import correct as correct_run, save_dataset, write_corrections, write_trusted_set
 
     corrections = correct_run(given["run"], given["above"], given["device"], given["review"])
@@ -183,9 +187,9 @@ def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     if given["export"]:
         corrected = write_corrected(items, decisions, given["export"])
         n = sum(decision.label is not None and not decision.is_automatic for decision in decisions.values())
-        say(f"{given['export']}: labels of {len(items.given)} rows, {n} of them decided by a person")
+        say(f"{given['export']}: labels of {format_count(len(items.given), 'row')}, {n} of them decided by a person")
         if dropped := len(dropped_rows(items, decisions)):
-            say(f"{dropped} rows are left out, because a copy of them is kept")
+            say(f"{format_count(dropped, 'row')} omitted, because a copy is kept")
         if corrected != given["export"]:
             say(f"{corrected}: the same labels, for warpi fit --labels {shlex.quote(str(corrected))}")
     if given["export_trusted"]:
@@ -206,7 +210,7 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
     if host not in (LOCAL, "localhost") and tls is None:
         say(
             f"warpi: warning: --host {host} lets other machines connect, and nothing is encrypted: everybody who can "
-            "read the traffic can see the data and change decisions; give --tls-cert and --tls-key, or use an SSH "
+            "read the traffic can see the data and change decisions; set --tls-cert and --tls-key, or use an SSH "
             "tunnel to 127.0.0.1",
             error=True,
         )
@@ -216,10 +220,10 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
         people = People(read_names(given["people"]), session.items, _store_of(session), overlap)
         session.people = people
         for name, store in people.stores.items():
-            own = (people.items_of(name), store, session.folder, session.settings, session.blind)
-            sessions[name] = ReviewSession(*own, people, name)
+            args = (people.items_of(name), store, session.folder, session.settings, session.blind)
+            sessions[name] = ReviewSession(*args, people, name)
     elif given["overlap"] is not None:
-        raise UserError("warpi review: --overlap is for --people")
+        raise UserError("warpi review: --overlap can only be used with --people")
     with Server(session, given["port"], host, sessions, tls) as server:
         say(server.link, flush=True)
         for name, token in server.tokens.items():
@@ -240,7 +244,7 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
 
 
 def _print_next(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    """What to do with the decisions so far; nothing if there are none."""
+    """Print what to do with the decisions so far; nothing if there are none."""
     from warpi.review.export import trusted_name
     from warpi.review.progress import audit_concerns
 
@@ -278,7 +282,7 @@ def _how_to_open(people: bool) -> str:
 
 def _read_tls(given: Mapping[str, Any]) -> tuple[Path, Path] | None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
-        raise UserError("warpi review: give both --tls-cert and --tls-key")
+        raise UserError("warpi review: set both --tls-cert and --tls-key")
     return None if given["tls_cert"] is None else (given["tls_cert"], given["tls_key"])
 
 
@@ -294,8 +298,8 @@ def _print_people(people: "People", session: "ReviewSession", given: Mapping[str
         say(line)
     file = people.write_disputes(session.folder)
     if file is not None:
-        n = len(people.disputes())
-        say(f"{file}: {n} row{'s' * (n > 1)} with different labels")
+        rows = format_count(len(people.disputes()), "row")
+        say(f"{file}: {rows} with different labels")
         say(f"next: {shlex.join(_command_of(session, given, file))}")
     else:
         _print_next(session, given)

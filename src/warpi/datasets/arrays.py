@@ -186,7 +186,7 @@ def _labels(values: NDArray[Any], what: str, n: int | None = None) -> CodedLabel
     if values.ndim != 1 or values.dtype.kind not in "iubfUS":
         raise UserError(f"{what} must be integers or text, one per row; got {values.dtype} {list(values.shape)}")
     if n is not None and len(values) != n:
-        raise UserError(f"{what} has {len(values)} rows, but the inputs have {n}")
+        raise UserError(f"{what} has {format_count(len(values), 'row')}, but the inputs have {n:,}")
     if values.dtype.kind == "f" and (bad := np.isinf(values) | (np.floor(values) < values)).any():
         row = int(bad.argmax())
         raise UserError(f"{what}: row {row} contains {values[row]}; labels must be integers or text")

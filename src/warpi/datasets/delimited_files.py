@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.utils.limits import check_regular, limit, refuse
 from warpi.utils.settings import join_names
 
@@ -114,8 +114,8 @@ def _parse_rows(path: Path, file: TextIO, separator: str | None) -> Iterator[tup
                 width = len(row)
             if len(row) != width:
                 raise UserError(
-                    f"{path}: line {reader.line_num} has {len(row)} cells, the first has {width}; the first "
-                    "must name the columns, and cells that contain the separator need quotes"
+                    f"{path}: line {reader.line_num} has {format_count(len(row), 'cell')}, the first has {width:,}; "
+                    "the first must name the columns, and cells that contain the separator need quotes"
                 )
             if width > 1 and not any(cells):
                 blank.append((reader.line_num, cells))

@@ -308,7 +308,7 @@ def check_net(net: Any) -> Any:
     except TypeError as e:
         name = getattr(net, "__name__", type(net).__name__)
         is_class = isinstance(net, type)
-        advice = f"pass the module itself, net={name}(...)" if is_class else "define it with these two parameters"
+        advice = f"pass the module itself, net={name}(...)" if is_class else "define it as f(shape, n_classes)"
         raise UserError(f"net={name} cannot be called with (shape, n_classes): {e}; {advice}") from e
     except ValueError:  # a function without a known signature
         return net

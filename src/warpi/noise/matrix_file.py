@@ -105,8 +105,9 @@ def _csv(path: Path) -> _MatrixFile:
     given = cells.names[1:]
     if len(true) != len(given):
         raise UserError(
-            f"{path} has {len(true)} rows and {len(given)} columns, not counting the first row and column of names; "
-            "it must have as many rows as columns, and names for both or for neither"
+            f"{path} has {format_count(len(true), 'row')} and {format_count(len(given), 'column')}, "
+            "not counting the first row and column of names; it must have as many rows as columns, and names "
+            "for both or for neither"
         )
     return _MatrixFile(_to_array(path, [row[1:] for row in cells.rows], is_number, _CSV_ADVICE), true, given)
 

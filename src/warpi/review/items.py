@@ -22,7 +22,7 @@ from warpi.data.image_files import FileExamples
 from warpi.data.numeric import Columns, Embedded
 from warpi.data.overlap import match_labels
 from warpi.data.split import Split
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.review.show_input import Cell, feature_cells, is_picture, photo, pixels, png
 from warpi.review.telling_columns import ClassMeans, class_means, order_by_size, sum_by_column
 from warpi.training.task import Task
@@ -68,8 +68,8 @@ class Items:
     def __post_init__(self) -> None:
         if self.extra_cells is not None and len(self.extra_cells) != len(self.given):
             raise UserError(
-                f"--show has {len(self.extra_cells)} rows, but {self.dataset.name} has {len(self.given)}; "
-                "it must have one line per row, in the same order"
+                f"--show has {format_count(len(self.extra_cells), 'row')}, but {self.dataset.name} has "
+                f"{len(self.given):,}; it must have one line per row, in the same order"
             )
 
     def __len__(self) -> int:
