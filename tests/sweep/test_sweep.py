@@ -352,7 +352,7 @@ def test_kept_results_count_as_done(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "2 done, 0 begun, 2 missing" in output
     assert main(["sweep", str(file), "--out", str(tmp_path / "second"), *only]) == 0
     output = capsys.readouterr().out
-    assert "nothing to do, all 2 runs are done" in output
+    assert "nothing to do: 2 of 2 runs are done" in output
     assert re.search(r"ce +2 ", output), "kept runs are missing in the table"
     assert not (tmp_path / "second").exists()
     assert "0 done, 0 begun, 4 missing" in dry("--set", "epochs=2"), "results with other settings count"
@@ -807,7 +807,7 @@ def test_sweep_trains_missing_runs_only(tmp_path: Path, capsys: pytest.CaptureFi
     assert sweep(file, out, "--dry-run") == 0
     assert "4 done, 0 begun, 0 missing" in capsys.readouterr().out
     assert sweep(file, out) == 0
-    assert "nothing to do, all 4 runs are done" in capsys.readouterr().out
+    assert "nothing to do: 4 of 4 runs are done" in capsys.readouterr().out
     assert sweep(file, out, "--jobs", "1", "--set", "epochs=3") == 1, "folders were used for other settings"
     output, errors = capsys.readouterr()
     assert "0 of 4 runs done" in output
@@ -905,7 +905,7 @@ def test_finished_runs_do_not_need_their_data(tmp_path: Path, capsys: pytest.Cap
     assert sweep(file, out, "--jobs", "1") == 0
     data.unlink()
     assert sweep(file, out, "--jobs", "1") == 0
-    assert "nothing to do, all 1 runs are done" in capsys.readouterr().out
+    assert "nothing to do: 1 of 1 runs are done" in capsys.readouterr().out
     assert sweep(file, out, "--jobs", "1", "--set", "seed=1") == 2
 
 

@@ -1,1 +1,1 @@
-"""Many runs from one file: plan them, run the unfinished ones in several processes, compare the results."""
+"""Many runs from one file: plan them, train the unfinished ones in several processes, and compare the results."""

@@ -43,7 +43,7 @@ class Board:
     def show(self, event: RunEvent) -> None:
         """Record an event and update the display."""
         name = event.run
-        if event.kind == "failed" and name in self.failed:  # two processes have refused the same run
+        if event.kind == "failed" and name in self.failed:  # two processes have reported the same failure
             return
         if name:
             self.epoch[name] = max(event.epoch, self.epoch[name])
@@ -62,13 +62,13 @@ class Board:
         self.bars.update(self.all, description=counts, total=total or None, completed=done, note=self._time_left())
 
     def count(self, state: str) -> int:
-        return sum(each == state for each in self.state.values())
+        return sum(other == state for other in self.state.values())
 
     def seconds_left(self) -> float | None:
         """Estimated seconds to the end, from the epochs so far; None before the first of them."""
         if not self.seconds:
             return None
-        overall = fmean(seconds for each in self.seconds.values() for seconds in each)
+        overall = fmean(seconds for values in self.seconds.values() for seconds in values)
         longest = max((epochs for epochs in self.epochs.values() if epochs), default=1)
         total = 0.0
         for name, job in self.jobs.items():
@@ -86,7 +86,7 @@ class Board:
         return f"about {format_duration(seconds)} left" if seconds is not None and seconds >= 1 else ""
 
     def _update_bar(self, event: RunEvent) -> None:
-        """Show one bar for each active run."""
+        """Add, update or remove the bar of a run. Only active runs have one."""
         if self.state[event.run] != "active":
             if event.run in self.rows:
                 self.bars.remove_task(self.rows.pop(event.run))
@@ -108,7 +108,7 @@ class Board:
                 reason = "for the same reason" if repeated else event.reason
                 self.print(f"{head} {event.run}  failed: {reason}")
             case "requeued":
-                self.print(f"{head} {event.run}  ran out of memory next to the other runs; it will be tried again")
+                self.print(f"{head} {event.run}  ran out of memory alongside the other runs; it will be retried")
             case "epoch" if not self.console.is_terminal and time.monotonic() - self.printed_at >= _QUIET:
                 epochs = f"{event.epoch}/{self.epochs[event.run] or '?'}"
                 self.print(f"{head} {event.run}  epoch {epochs}  {format_scores(event.record)}{end}")
@@ -118,7 +118,7 @@ class Board:
 
 
 def states_table(plan: Plan, states: Mapping[str, State], failed: Mapping[str, str]) -> Table:
-    """One line per run with its state, or why it cannot be run. `failed` has the reasons of the last attempts."""
+    """One line per run with its state, or why it cannot be run. `failed` contains why the last attempts failed."""
     table = Table("run", "", box=None)
     for job in plan.jobs:
         state = states[job.name]
@@ -159,5 +159,5 @@ def _planned_epochs(job: Job) -> int | None:
 
 
 def _kind(job: Job) -> str:
-    """A key of the settings that determine how long a run takes."""
+    """A key for the settings that determine how long a run takes."""
     return json.dumps({key: value for key, value in job.settings.items() if key not in ("seed", "noise")})

@@ -1,4 +1,4 @@
-"""What the machine that starts a sweep receives from workers on other machines. Ray starts it, so it imports little."""
+"""Receive events and files from workers on other machines. This is a Ray actor, so the module imports little."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +10,10 @@ from warpi.utils.leases import Busy, Watch, one_writer
 
 
 class Inbox:
-    """Collects the events of all workers, and the files of those that do not see the folder of the sweep.
+    """Collects the events of all workers, and the files of those that cannot access the folder of the sweep.
 
-    Each attempt to train a run has a number. Files of an earlier attempt are ignored: its machine may have been cut
-    off, and may come back when another one trains the run. The inbox holds the lease of the folder in their place.
+    Each attempt to train a run has a number. Files of an earlier attempt are ignored: its machine may have lost the
+    connection and regained it after another one took over the run. The inbox holds the leases of the run folders.
     """
 
     def __init__(self, out: str) -> None:
@@ -31,7 +31,7 @@ class Inbox:
         return events
 
     def begin(self, run: str) -> tuple[int, dict[str, bytes]] | None:
-        """Begin an attempt: its number, and the files of the run so far. None if another process trains the run."""
+        """Begin an attempt. Returns its number and the files of the run, or None if it belongs to another process."""
         if run not in self.leases:
             with ExitStack() as stack:
                 try:
@@ -47,7 +47,7 @@ class Inbox:
     ) -> bool:
         """Write files of a run in the given order, or return False for those of an earlier attempt.
 
-        After the last ones, other processes may have the run. `failure` says why it failed.
+        After the last files, other processes may claim the run. `failure` describes why it failed.
         """
         if attempt != self.attempts[run] or run not in self.leases:
             return False
@@ -61,9 +61,9 @@ class Inbox:
 
 
 def changed_files(folder: Path, known: dict[str, int]) -> dict[str, bytes]:
-    """The files of a folder that have changed since the last call, oldest first. Updates `known`, their change times.
+    """The files of a folder that have changed since the last call, oldest first. Updates `known`, the change times.
 
-    Hidden files belong to the machine: locks, and files that are being written.
+    Hidden files are skipped: they are locks, or are being written.
     """
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*") if path.is_file() and path.name[0] != "."}
     changed = [path for path in sorted(times, key=times.__getitem__) if known.get(path.name) != times[path]]

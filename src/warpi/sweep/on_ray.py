@@ -1,4 +1,4 @@
-"""Train a sweep on a Ray cluster: one task per run, which Ray starts again elsewhere when its machine is lost."""
+"""Train a sweep on a Ray cluster: one task per run, which Ray restarts on another machine if its machine is lost."""
 
 import os
 import secrets
@@ -32,36 +32,36 @@ from warpi.utils.files import sha256
 from warpi.utils.leases import LeaseLost
 
 _RETRIES = 10  # of a run whose process or machine is lost
-_SHARE = 20  # a machine that does not see the folder sends its checkpoints in at most one part of so many of its time
+_SHARE = 20  # a machine that cannot access the folder spends at most 1/20 of its time on sending checkpoints
 _LAST = ("done", "failed", "stopped")  # the last events of an attempt
 _OBJECT_STORE = 100_000_000  # bytes; a local cluster passes almost nothing through it
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a worker needs to know of the sweep."""
+    """What a worker needs to know about the sweep."""
 
     plan: Plan  # with an absolute folder
     session: str
     identity: dict[str, str]  # of the installation that started the sweep
     plugins: tuple[str, ...]
-    folder: str  # relative paths of the plan start there
+    folder: str  # the working directory: relative paths of the plan start there
     proof: Path  # a file that exists only where the folder of the sweep is the same
     inbox: Any  # handle of the Inbox
 
 
 def check_installed() -> None:
-    """Raise a UserError if Ray is not installed. Does not import it, since Ray then reads its environment variables."""
+    """Raise a UserError if Ray is not installed. Does not import Ray, which would read its environment variables."""
     if find_spec("ray") is None:
         raise missing_package("ray", "warpi sweep --on ray", "ray")
 
 
 @contextmanager
 def cluster(address: str) -> Iterator[Any]:
-    """Context manager: the module `ray`, connected to a cluster, or to one on this machine that ends with the context.
+    """Context manager: connect to a Ray cluster, or start one on this machine. Yields the module `ray`.
 
-    The local cluster listens on 127.0.0.1, asks for a token that only this process knows, and keeps its files in a
-    folder that only this user can open.
+    The local cluster listens on 127.0.0.1, requires a token that only this process knows, and keeps its files in a
+    folder that only this user can open. It ends with the context.
     """
     with ExitStack() as stack:
         options: dict[str, Any] = {"address": address or "local"}
@@ -71,7 +71,7 @@ def cluster(address: str) -> Iterator[Any]:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-ray-", ignore_cleanup_errors=True))
-            temp = os.path.join(folder, "ray")  # Ray lets everybody write to its folder, but not to the one around it
+            temp = os.path.join(folder, "ray")  # Ray makes its folder writable for everybody, but not the parent
             options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_temp_dir": temp}
             options |= {"num_cpus": count_cores()}
             advice = "try --on local"
@@ -81,7 +81,7 @@ def cluster(address: str) -> Iterator[Any]:
         try:
             _check_reachable(address)
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        except Exception as e:  # of many kinds
+        except Exception as e:  # Ray raises many types
             what = f"join the Ray cluster {address!r}" if address else "start Ray"
             raise UserError(f"cannot {what}: {first_line(e)}; {advice}") from e
         stack.callback(ray.shutdown)
@@ -116,22 +116,26 @@ def drive(plan: Plan, place: Place, session: str, report: Callable[[RunEvent], N
 
 
 def _prepare(ray: Any, sweep: Sweep, job: Job, place: Place) -> Callable[[], Any]:
-    """A function that submits the task of a run. Raises a UserError if no machine could ever run it."""
+    """Return a function that submits the task of a run. Raises a UserError if no machine can ever run it."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = place.gpus_per_run
     if place.runs_per_gpu is None and any(node.get("GPU") for node in nodes):
         gpus = 1.0
     threads = job.settings.get("threads", 1)
     if not any(node.get("CPU", 0) >= threads and node.get("GPU", 0) >= gpus for node in nodes):
-        have = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        available = "; ".join(_format_resources(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
         raise UserError(
-            f"{job.name} needs {threads} CPU cores and {gpus:g} GPUs on one machine, but those of the Ray cluster have "
-            f"{have}; lower threads or --gpus-per-run"
+            f"{job.name} needs a machine with {_format_resources(threads, gpus)}, but those of the Ray cluster have "
+            f"{available}; lower threads or --gpus-per-run"
         )
     task = ray.remote(train_run).options(
         num_cpus=threads, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD", name=job.name
     )
     return partial(task.remote, sweep, job, "cuda" if gpus else "cpu", 0 < gpus < 1)
+
+
+def _format_resources(cpus: float, gpus: float) -> str:
+    return f"{cpus:g} CPU core{'s' * (cpus != 1)} and {gpus:g} GPU{'s' * (gpus != 1)}"
 
 
 def _follow(
@@ -149,7 +153,7 @@ def _follow(
         if caught and not passed_on:
             passed_on = True
             for task in runs:
-                ray.cancel(task)  # raises KeyboardInterrupt there, which `catch_signals` notes
+                ray.cancel(task)  # raises KeyboardInterrupt in the task, which `catch_signals` catches
         finished, _ = ray.wait([*runs], num_returns=len(runs), timeout=0.2)
         events = [RunEvent(**event) for event in ray.get(sweep.inbox.take.remote())]
         for event in events or [RunEvent("alive")]:
@@ -169,7 +173,7 @@ def _follow(
 
 
 def _reason(ray: Any, task: Any) -> str:
-    """Why a task failed: its run is not to blame, which would be an event."""
+    """Why a task could not train its run, or "". Errors of the run itself are events."""
     try:
         reason: str = ray.get(task)
     except ray.exceptions.TaskCancelledError:
@@ -182,7 +186,7 @@ def _reason(ray: Any, task: Any) -> str:
 
 
 def _is_done(plan: Plan, job: Job) -> bool:
-    """Whether a run is done. One that is refused counts as not done; its worker reports the reason."""
+    """Whether a run is done. If its folder belongs to another run, it is not; its worker reports the reason."""
     try:
         return run_state(plan, job).done
     except UserError:
@@ -194,18 +198,23 @@ def identity(files: Sequence[str]) -> dict[str, str]:
     package = Path(warpi.__file__).parent
     code = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
     content = sha256(*(part for name in code for part in (name, (package / name).read_bytes())))
-    own = {file: sha256(Path(file).read_bytes())[:12] for file in files}
-    return {"warpi": warpi.__version__, "the source of warpi": content[:12], "torch": torch.__version__, **own}
+    hashes = {file: sha256(Path(file).read_bytes())[:12] for file in files}
+    return {
+        "warpi": warpi.__version__,
+        "the source of warpi": content[:12],
+        "torch": torch.__version__,
+        **hashes,
+    }
 
 
 @cache
 def _data() -> DataCache:
-    """The data of earlier runs in the same process."""
+    """The data of earlier runs in this process."""
     return DataCache()
 
 
 def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
-    """Train one run on a machine of the cluster. Events go to the inbox; returns why the run cannot be trained here."""
+    """Train one run on a machine of the cluster and send events to the inbox. Returns why this is impossible, or ""."""
     ray: Any = import_module("ray")
     where = ray.util.get_node_ip_address()
     with ExitStack() as stack:
@@ -215,14 +224,14 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
         try:
             here = identity(sweep.plugins)
         except OSError as e:
-            return f"{where} has no file {e.filename}; --use needs it on every machine"
+            return f"{where} has no file {e.filename}, which --use needs on every machine"
         for name, value in sweep.identity.items():
             if here[name] != value:
-                return f"{where} has {name} {here[name]}, not {value} as the machine that started the sweep"
+                return f"{where} has {name} {here[name]}, but the machine that started the sweep has {value}"
         stack.enter_context(plugins.use(sweep.plugins))
         out = sweep.plan.out
         send: Callable[[RunEvent], None] = lambda _: None
-        if not sweep.proof.exists():  # this machine does not see the folder
+        if not sweep.proof.exists():  # this machine cannot access the folder
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warpi-")))
             send = _exchange_files(ray, sweep, job, out, caught)
 
@@ -245,7 +254,7 @@ def train_run(sweep: Sweep, job: Job, device: str, shares_device: bool) -> str:
 
 
 def _exchange_files(ray: Any, sweep: Sweep, job: Job, out: Path, caught: list[int]) -> Callable[[RunEvent], None]:
-    """Fetch the files of a run. Returns a function that sends those that have changed, at most events now and then."""
+    """Fetch the files of a run. Returns a function that sends the changed files after some epochs and at the end."""
     while (begun := ray.get(sweep.inbox.begin.remote(job.name))) is None and not caught:
         time.sleep(1)
     if begun is None:

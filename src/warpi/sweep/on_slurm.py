@@ -1,4 +1,4 @@
-"""Train a sweep on a SLURM cluster: an array of jobs, each of which is a worker of the sweep's folder."""
+"""Train a sweep on a SLURM cluster: a job array whose tasks take runs from the sweep's folder."""
 
 import re
 import shlex
@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from warpi.errors import UserError, first_line
+from warpi.errors import UserError, first_line, format_count
 from warpi.runs import plugins
 from warpi.sweep.place import Place
 from warpi.sweep.plan import Job, Plan
 from warpi.utils.files import read_json, write_json
 
-PATIENCE = 180.0  # seconds a worker waits for a run that another one holds, in case that one has died
+PATIENCE = 180.0  # seconds a worker waits for a run of another worker, which may have died
 _SECONDS_BEFORE_LIMIT = 120  # SLURM checks time limits every minute
-MOST_TASKS = 1000  # MaxArraySize of SLURM is 1001 by default
+MAX_TASKS = 1000  # MaxArraySize of SLURM is 1001 by default
 
 _SCRIPT = """\
 #!/bin/bash
@@ -34,7 +34,7 @@ exit "$code"
 def make_script(plan: Plan, jobs: list[Job], place: Place, tasks: int | None) -> str:
     """The batch script that trains the jobs in an array of `tasks` tasks (default: one per job)."""
     out = plan.out.absolute()
-    n_tasks = min(tasks or len(jobs), len(jobs), MOST_TASKS)
+    n_tasks = min(tasks or len(jobs), len(jobs), MAX_TASKS)
     threads = max(job.settings.get("threads", 1) for job in jobs)
     options = [
         f"job-name=warpi-{re.sub(r'[^A-Za-z0-9_.-]', '-', plan.file.stem)}",
@@ -60,26 +60,26 @@ def make_script(plan: Plan, jobs: list[Job], place: Place, tasks: int | None) ->
 
 
 def submit(plan: Plan, jobs: list[Job], place: Place, tasks: int | None) -> str:
-    """Submit the script. Returns a text that says how to follow the job."""
+    """Submit the script. Returns instructions for following the job."""
     note = plan.out / ".sweep" / "slurm.json"
     before = read_json(note, "delete it")["job"] if note.exists() else None
     if before is not None and (left := _run("squeue", "--noheader", "--array", f"--jobs={before}", check=False)):
         raise UserError(
-            f"job {before} of this sweep is still in the queue ({len(left.splitlines())} tasks); "
+            f"job {before} of this sweep is still in the queue ({format_count(len(left.splitlines()), 'task')}); "
             f"wait for it, or end it with: scancel {before}"
         )
     script = make_script(plan, jobs, place, tasks)
     job = _run("sbatch", "--parsable", script=script).partition(";")[0]
     write_json(note, {"job": job})
-    again = shlex.join(["warpi", *plugins.flags(), "sweep", *plan.flags])
+    runs, again = format_count(len(jobs), "run"), shlex.join(["warpi", *plugins.flags(), "sweep", *plan.flags])
     return (
-        f"{plan.file}: submitted {len(jobs)} runs to SLURM as job {job}; logs in {plan.out}/.sweep/slurm-{job}_*.log\n"
+        f"{plan.file}: submitted {runs} to SLURM as job {job}; logs in {plan.out}/.sweep/slurm-{job}_*.log\n"
         f"progress: {again} --dry-run\nresults, when all are done: {again}\nstop, with checkpoints: scancel {job}"
     )
 
 
 def _run(*command: str, script: str = "", check: bool = True) -> str:
-    """The output of a command of SLURM; empty if it fails and this is allowed."""
+    """Run a SLURM command and return its output. If it fails, raise an error, or return "" without `check`."""
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True)
     except FileNotFoundError as e:
@@ -88,12 +88,12 @@ def _run(*command: str, script: str = "", check: bool = True) -> str:
             "to print the script"
         ) from e
     if done.returncode and check:
-        raise UserError(f"{command[0]} failed: {first_line(Exception(done.stderr))}; change it with --sbatch")
+        raise UserError(f"{command[0]} failed: {first_line(Exception(done.stderr))}; set options with --sbatch")
     return "" if done.returncode else done.stdout.strip()
 
 
 def _quote(option: str) -> str:
-    """An option as sbatch reads it from a script, where spaces and number signs end it."""
+    """Quote an option for the script: an unquoted one ends at a space or a number sign."""
     if re.fullmatch(r"[\w=:@%/.,+~^*\[\]-]+", option):
         return option
     if '"' in option or "\n" in option or "\\" in option:

@@ -13,7 +13,7 @@ class Place:
 
     kind: str = "local"  # one of PLACES
     address: str = ""  # of a Ray cluster; "" starts one on this machine
-    runs_per_gpu: int | None = None  # 0: no GPU; None: not given
+    runs_per_gpu: int | None = None  # 0: no GPU; None: not set
     options: tuple[str, ...] = ()  # of sbatch, without "--"
 
     @property
@@ -29,9 +29,9 @@ def parse_place(on: str, gpus_per_run: str | None = None, options: tuple[str, ..
     if address and kind != "ray":
         raise UserError(f"--on {kind} takes no address, got {on!r}; allowed: local, ray, ray:ADDRESS, slurm")
     if gpus_per_run is not None and kind == "local":
-        raise UserError("--gpus-per-run is for --on ray and --on slurm; on this machine, --per-gpu N shares a GPU")
+        raise UserError("--gpus-per-run can only be used with --on ray or slurm; on this machine, use --per-gpu N")
     if options and kind != "slurm":
-        raise UserError("--sbatch is for --on slurm; leave it out")
+        raise UserError("--sbatch can only be used with --on slurm")
     for option in options:
         if option.startswith("-") or not option.isprintable():
             raise UserError(f"--sbatch takes an option of sbatch without dashes, such as time=2:00:00, got {option!r}")
@@ -39,12 +39,12 @@ def parse_place(on: str, gpus_per_run: str | None = None, options: tuple[str, ..
 
 
 def _runs_per_gpu(text: str) -> int:
-    """How many runs share a GPU if each gets this part of it; 0 for none."""
+    """The number of runs that share a GPU if each gets this fraction of it; 0 for no GPU."""
     try:
-        part = float(text)
-        n = round(1 / part) if part else 0
-        if part == 0 or (1 <= n <= 64 and abs(n * part - 1) < 0.02):  # 0.33 is a third
+        fraction = float(text)
+        n = round(1 / fraction) if fraction else 0
+        if fraction == 0 or (1 <= n <= 64 and abs(n * fraction - 1) < 0.02):  # 0.33 is a third
             return n
     except (ValueError, OverflowError):
         pass
-    raise UserError(f"--gpus-per-run must be 0, 1, or one part of several equal ones, such as 0.5, got {text!r}")
+    raise UserError(f"--gpus-per-run must be 0, 1 or 1 divided by an integer, such as 0.5, got {text!r}")

@@ -48,7 +48,7 @@ class Plan:
     out: Path  # the folder that contains the run folders
     jobs: tuple[Job, ...]
     kept: tuple[Path, ...] = ()  # folders with results of runs that were made elsewhere
-    flags: tuple[str, ...] = ()  # the arguments of `warpi sweep` that give this plan again
+    flags: tuple[str, ...] = ()  # the arguments of `warpi sweep` that recreate this plan
 
 
 def read_plan(file: Path, out: Path | None = None, root: Path | None = None, changes: Sequence[str] = ()) -> Plan:
@@ -56,7 +56,7 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as e:
-        raise UserError(f"cannot read {file}: {e.strerror}; give a TOML file, such as recipes/digits-quick.toml") from e
+        raise UserError(f"cannot read {file}: {e.strerror}; pass a TOML file, such as recipes/digits-quick.toml") from e
     except ValueError as e:  # invalid TOML or UTF-8
         raise UserError(f"{file} is not TOML: {e}") from e
     try:
@@ -85,7 +85,7 @@ def read_plan(file: Path, out: Path | None = None, root: Path | None = None, cha
 
 
 def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """All sections of the file, missing ones empty, after checking their keys and types."""
+    """Return all sections of the file, missing ones empty, after checking their keys and types."""
     for name, table in tables.items():
         if name not in _SECTIONS:
             raise unknown("section", name, _SECTIONS)
@@ -127,7 +127,7 @@ def _sections(tables: Mapping[str, Any]) -> dict[str, Any]:
             if key not in _known():
                 raise unknown(f"setting in {place}", key, _known())
             if _is_axis(key, value) and not value:
-                raise UserError(f"{key} in {place} is an empty list; give it a value, or leave it out")
+                raise UserError(f"{key} in {place} is an empty list; set a value, or omit it")
             _check_text(key, value, place)
     return sections
 
@@ -162,7 +162,7 @@ def _read_changes(changes: Iterable[str]) -> Settings:
         if option not in _known() or (dot and option == "method"):
             raise unknown("setting in --set", option, _known())
         if _is_axis(option, value) and not value:
-            raise UserError(f"--set {key}: an empty list; give it a value")
+            raise UserError(f"--set {key}: the list is empty; set a value")
         if _is_text(option) and not isinstance(value, list):
             value = value if isinstance(value, str) else written  # text that looks like a number or a date
         _check_text(option, value, "--set")
@@ -175,9 +175,9 @@ def _known() -> set[str]:
     return {*_OTHER_KEYS, *_hints(tuple(map(type, METHODS.values())))}
 
 
-@cache  # keyed by the methods, since a plugin file may add some
+@cache  # the key contains the methods, because a plugin file may add some
 def _hints(methods: tuple[type, ...]) -> dict[str, list[Any]]:
-    """The types of every setting that is a field; a setting may have different types in different methods."""
+    """The types of every setting. A setting may have different types in different methods."""
     types: dict[str, list[Any]] = {}
     for cls in (DataSpec, Recipe, *methods):
         hints = get_type_hints(cls)
@@ -194,7 +194,7 @@ def _is_list(key: str, methods: Iterable[str] | None = None, always: bool = Fals
 
 
 def _is_axis(key: str, value: object, methods: Iterable[str] | None = None) -> bool:
-    """Whether a value holds several values: a list, or a list of lists if the setting is itself a list."""
+    """Whether a value contains several values: it is a list, or a list of lists if the setting is itself a list."""
     return isinstance(value, list) and (not _is_list(key, methods) or (bool(value) and isinstance(value[0], list)))
 
 
@@ -205,7 +205,7 @@ def _is_text(key: str) -> bool:
         args = get_args(hint)
         if get_origin(hint) is Literal:
             return all(isinstance(choice, str) for choice in args)
-        if tuple in [get_origin(each) for each in (hint, *args)]:  # a file name, or numbers
+        if any(get_origin(arg) is tuple for arg in (hint, *args)):  # a file name, or numbers
             return False
         return hint is str or (str in args and not {int, float, bool} & {*args})
 
@@ -221,7 +221,7 @@ def _check_text(key: str, value: object, place: str) -> None:
 
 
 def _jobs(sections: Mapping[str, Any], overrides: Settings) -> Iterator[Job]:
-    """The runs of each block. A [[runs]] table is a block: the grid with some keys replaced. So is the grid alone."""
+    """Yield the runs of each block: the grid with the keys of a [[runs]] table replaced, or the grid alone."""
     for table in sections["runs"] or [{}]:
         method = {"method": "warpi", **sections["defaults"], **sections["grid"], **overrides, **table}["method"]
         methods = method if isinstance(method, list) else [method]
@@ -253,9 +253,9 @@ def _method_overrides(method: str, overrides: Settings, stronger: Settings) -> S
 
 
 def _change(axes: dict[str, list[Any]], table: Settings, overrides: Settings, methods: Sequence[str]) -> Settings:
-    """Replace axes by overrides, so that folders keep their names; return the overrides that are not axes.
+    """Replace axes by overrides, so that folders keep their names. Returns the overrides that are not axes.
 
-    The keys of a block define its experiment: there an override only selects from the values of the block.
+    The keys of a block define its experiment, so an override of one only selects from the values of the block.
     """
     fixed = {}
     for key, value in overrides.items():
@@ -306,7 +306,7 @@ def _job(settings: Settings, named: set[str]) -> Job:
 
 
 def folder_name(settings: Settings) -> str:
-    """A name such as `warpi_pair-0.4_lr-0.1_seed0`, from these settings only, so that it stays when a grid grows.
+    """A name such as `warpi_pair-0.4_lr-0.1_seed0`, from these settings only, so it does not change when a grid grows.
 
     If a value cannot be part of a file name unchanged, the name ends with a short hash of all values.
     """
@@ -323,7 +323,7 @@ def folder_name(settings: Settings) -> str:
 
 
 def _written(value: Any, colon: str) -> tuple[str, bool]:
-    """A value as part of a file name, and whether no other value has the same text."""
+    """A value as part of a file name, and whether this text is unique to the value."""
     if isinstance(value, tuple):
         parts = [_written(part, "") for part in value]
         return ",".join(text for text, _ in parts), all(exact for _, exact in parts)

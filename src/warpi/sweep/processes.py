@@ -1,4 +1,4 @@
-"""Processes of a sweep that print what happens as lines of JSON: start them, show their events, pass on signals."""
+"""Start the processes of a sweep, show the events that they print as lines of JSON, and pass on signals."""
 
 import json
 import queue
@@ -19,7 +19,7 @@ def run_processes(
     show: Callable[[RunEvent], None],
     log: IO[str] | None = None,
 ) -> list[str]:
-    """Start one process per command and show their events until all have ended. Returns a line for each that failed.
+    """Start one process per command and show their events until all have ended. Returns one line per failed process.
 
     A signal in `caught` is passed on as SIGTERM. Everything else that the processes print goes to `log` (default:
     standard error).
@@ -33,8 +33,8 @@ def run_processes(
             worker = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
-            stack.enter_context(worker)  # waits for its end
-            stack.callback(worker.terminate)  # if it is still alive because this process ends unexpectedly
+            stack.enter_context(worker)  # waits until it ends
+            stack.callback(worker.terminate)  # in case this process ends unexpectedly
             workers.append(worker)
             listeners.append(threading.Thread(target=_listen, args=(worker, events, log), daemon=True))
             listeners[-1].start()
@@ -50,12 +50,12 @@ def run_processes(
             except queue.Empty:
                 show(RunEvent("alive"))
         codes = [worker.wait() for worker in workers]
-    stopped = (128 + SIGTERM, -SIGTERM) if caught else ()  # the second: before it had started
+    stopped = (128 + SIGTERM, -SIGTERM) if caught else ()  # -SIGTERM: before it handled signals
     return [f"a process of the sweep ended with code {code}" for code in codes if code not in (0, *stopped)]
 
 
 def _listen(worker: "subprocess.Popen[bytes]", events: "queue.Queue[RunEvent]", log: IO[str] | None = None) -> None:
-    """Read all output of a worker: a process whose pipe is full would wait forever."""
+    """Read all output of a worker. If its pipe became full, it would wait forever."""
     assert worker.stdout is not None
     for line in worker.stdout:
         if line.endswith(b"\n"):  # the last line of a killed process may be cut off

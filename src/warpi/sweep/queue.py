@@ -1,4 +1,4 @@
-"""A queue that hands out the unfinished runs of a sweep to the processes that share its folder, and their events."""
+"""Hand out the unfinished runs of a sweep to the processes that share its folder."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from warpi.utils.leases import Busy, Lease, LeaseLost, Watch, one_writer
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened to a run. `alive` belongs to no run: it only refreshes the display."""
+    """Something that happened to a run. `alive` is not about a run: it only refreshes the display."""
 
     kind: Literal["begun", "epoch", "done", "failed", "stopped", "requeued", "alive"]
     run: str = ""
@@ -35,7 +35,7 @@ class ClaimedRun:
     path: Path
     epoch: int  # number of finished epochs
     resume: bool
-    lock: ExitStack  # closing it gives the run back
+    lock: ExitStack  # closing it releases the run
     lease: Lease | None = None
 
 
@@ -53,10 +53,10 @@ class Queue:
     cache: DataCache = field(default_factory=DataCache)  # the data that the runs share
     ended: set[str] = field(default_factory=set)  # done or failed
     claimed: set[str] = field(default_factory=set)  # by this process
-    watches: dict[str, Watch] = field(default_factory=dict)  # what was seen of the leases of others
+    watches: dict[str, Watch] = field(default_factory=dict)  # of the leases of other processes
 
     def take(self) -> ClaimedRun | None:
-        """Claim a run to begin or resume; None if there is none at the moment."""
+        """Claim a run to begin or resume. Returns None if none is available now."""
         for job in self.plan.jobs:
             if job.name in self.ended | self.claimed or self._watch(job).is_held():
                 continue
@@ -77,11 +77,11 @@ class Queue:
         return None
 
     def _claim(self, job: Job) -> ClaimedRun | None:
-        """Claim a run; None if it is done. Raises Busy if another process was faster."""
+        """Claim a run. Returns None if it is done; raises Busy if another process was faster."""
         path = self.plan.out / job.name
         with ExitStack() as lock:
             lease = lock.enter_context(one_writer(path, self._watch(job)))
-            state = run_state(self.plan, job, self.cache)  # again: another process may have finished it meanwhile
+            state = run_state(self.plan, job, self.cache)  # again, because another process may have finished it
             if state.done:
                 self.ended.add(job.name)
                 return None
@@ -94,7 +94,7 @@ class Queue:
             return ClaimedRun(job, path, state.epoch, state.begun, lock.pop_all(), lease)
 
     def has_more(self) -> bool:
-        """Whether there may be a run later, since another process has not finished its own."""
+        """Whether a run may become available later, because another process has not finished it."""
         return any(job.name not in self.ended for job in self.plan.jobs)
 
     def others_are_at_work(self) -> bool:

@@ -29,7 +29,7 @@ from warpi.utils.files import read_json
 log = logging.getLogger("warpi.sweep")
 
 KEPT = (SPEC, SWEEP, RESULTS, DONE)
-"""Files that are kept of a finished run: everything its figures are made from, without the weights."""
+"""The files of a finished run that are kept: everything that its figures need, without the weights."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class State:
 
 
 def run_state(plan: Plan, job: Job, cache: DataCache | None = None) -> State:
-    """The state of a run, kept results included. Raises a UserError if its folder belongs to another run."""
+    """The state of a run, including kept results. Raises a UserError if its folder belongs to another run."""
     path = run_folder(plan, job, cache)
     if path.parent != plan.out:
         return State(True, True, *_length(path))
@@ -76,19 +76,19 @@ def _by_settings(folder: Path) -> dict[str, list[Path]]:
 def _index(folder: Path, _: int) -> dict[str, list[Path]]:
     paths: dict[str, list[Path]] = {}
     for file in sorted(folder.glob(f"*/{SWEEP}")):
-        with suppress(UserError):  # a broken file is reported when its run is asked for by name
+        with suppress(UserError):  # a broken file is reported when its run is looked up by name
             paths.setdefault(_key(read_settings(file) or {}), []).append(file.parent)
     return paths
 
 
 def _key(settings: Settings) -> str:
-    """Settings as a text key. The location of a built-in data set is ignored; the paths of the user's files are not."""
+    """Settings as a text key, without the location of a built-in data set."""
     named = settings.get("data", DataSpec.data) in DATASETS
     return json.dumps({k: v for k, v in settings.items() if k != "root" or not named}, sort_keys=True)
 
 
 def why_not_kept(path: Path, settings: Settings, cache: DataCache | None = None) -> str | None:
-    """Why a folder does not hold all results of a finished run with these settings; None if it does."""
+    """Why a folder does not contain all results of a finished run with these settings; None if it does."""
     missing = [name for name in KEPT if not (path / name).exists()]
     if missing:
         return f"{missing[0]} is missing"
@@ -181,13 +181,13 @@ def check_fit_settings(path: Path, settings: Settings, cache: DataCache | None) 
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as they look after they were stored, with lists instead of tuples."""
+    """Values as they are read from JSON, with lists instead of tuples."""
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
 
 
 def _first(changed: Sequence[Difference]) -> tuple[str, str] | None:
-    """The first difference in words: before, and now."""
+    """The first difference as two texts: before, and now."""
     if not changed:
         return None
     name, before, after = min(changed, key=lambda difference: difference.name)
@@ -200,7 +200,7 @@ def _begun_as_another(path: Path, before: str, after: str) -> UserError:
 
 
 def _length(path: Path) -> tuple[int, int | None]:
-    """Number of finished and of planned epochs."""
+    """The numbers of finished and of planned epochs."""
     spec = RunFolder(path).read_spec()
     try:
         epoch = (path / RESULTS).read_bytes().count(b"\n")

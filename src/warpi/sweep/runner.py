@@ -1,6 +1,6 @@
 """Run all unfinished runs of a sweep file, in one process or in several, and compare the results.
 
-Every process reads the same file and takes runs from the same folder (`queue.Queue`), one run at a time.
+Every process reads the same file and takes runs from the same folder (`queue.Queue`), one at a time.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from warpi.errors import UserError
+from warpi.errors import UserError, format_count
 from warpi.noise.parse import Noise
 from warpi.report.experiments import find_runs, group_by
 from warpi.report.table import screen, to_rich
@@ -38,8 +38,8 @@ from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, count_cores, cpu_threads, pick_device
 from warpi.utils.terminal import cell, say, visible_lines
 
-_MOST_CPU_JOBS = 8  # default limit: each process holds its own copy of the data
-_JOBS_UNDER_MPS = 3  # three runs fill a GPU with a small network (docs/speed.md)
+_MAX_CPU_JOBS = 8  # default limit, because each process has its own copy of the data
+_JOBS_WITH_MPS = 3  # three runs with a small network use a whole GPU (docs/speed.md)
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def mps_is_running() -> bool:
 
 
 def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
-    """Turn the flags --device, --per-gpu and --jobs into resources."""
+    """Convert the flags --device, --per-gpu and --jobs to resources."""
     if device == "auto":
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
     else:
         devices = [pick_device(part.strip()) for part in device.split(",")]
         devices = [torch.device("cuda", d.index or 0) if d.type == "cuda" else d for d in devices]
     if len(set(devices)) < len(devices) or (len(devices) > 1 and any(d.type == "cpu" for d in devices)):
-        raise UserError(f"--device {device}: name each CUDA device once, or cpu alone")
+        raise UserError(f"--device {device}: list each CUDA device only once, or use cpu alone")
     if per_gpu != "auto" and not (per_gpu.isascii() and per_gpu.isdigit() and 1 <= int(per_gpu) <= 64):
         raise UserError(f"--per-gpu must be auto or a number from 1 to 64, got {per_gpu!r}")
     on_cpu = devices[0].type == "cpu"
@@ -82,10 +82,10 @@ def parse_resources(device: str, per_gpu: str, jobs: int | None) -> Resources:
     if jobs is not None and not 1 <= jobs <= 1024:
         raise UserError(f"--jobs must be at least 1 and at most 1024, got {jobs}")
     if on_cpu:
-        return Resources(tuple(devices), jobs or min(count_cores(), _MOST_CPU_JOBS))
+        return Resources(tuple(devices), jobs or min(count_cores(), _MAX_CPU_JOBS))
     if per_gpu != "auto":
         return Resources(tuple(devices), int(per_gpu) * (jobs or 1))
-    return Resources(tuple(devices), jobs or (_JOBS_UNDER_MPS if mps_is_running() else 1))
+    return Resources(tuple(devices), jobs or (_JOBS_WITH_MPS if mps_is_running() else 1))
 
 
 def read_states(plan: Plan) -> dict[str, State]:
@@ -112,13 +112,13 @@ def dry_run(plan: Plan) -> None:
     counts = f"{n_done} done, {n_begun} begun, {len(states) - n_done - n_begun - n_refused} missing"
     if n_refused:
         counts += f", {n_refused} refused"
-    console.print(cell(f"{len(states)} runs in {plan.out}: {counts}"), soft_wrap=True)
+    console.print(cell(f"{format_count(len(states), 'run')} in {plan.out}: {counts}"), soft_wrap=True)
 
 
 def submit(plan: Plan, place: Place, tasks: int | None, dry: bool = False) -> None:
     """Submit the unfinished runs of a plan to SLURM, or (`dry`) print the script."""
-    if tasks is not None and not 1 <= tasks <= on_slurm.MOST_TASKS:
-        raise UserError(f"--jobs must be at least 1 and at most {on_slurm.MOST_TASKS} with --on slurm, got {tasks}")
+    if tasks is not None and not 1 <= tasks <= on_slurm.MAX_TASKS:
+        raise UserError(f"--jobs must be at least 1 and at most {on_slurm.MAX_TASKS} with --on slurm, got {tasks}")
     states = read_states(plan)
     jobs = [job for job in plan.jobs if not (states[job.name].done or states[job.name].problem)]
     if not jobs:
@@ -132,7 +132,7 @@ def submit(plan: Plan, place: Place, tasks: int | None, dry: bool = False) -> No
 
 
 def sweep(plan: Plan, place: Place, resources: Resources, command: Sequence[str], json_file: Path | None = None) -> int:
-    """Finish all runs of a plan and print the table. `command` holds the arguments; returns an exit code."""
+    """Finish all runs of a plan and print the table. `command` is the command line. Returns an exit code."""
     began = time.monotonic()
     states = read_states(plan)
     n_left = sum(not state.done for state in states.values())
@@ -150,9 +150,10 @@ def sweep(plan: Plan, place: Place, resources: Resources, command: Sequence[str]
         if n_left:
             where = ", ".join(dict.fromkeys(map(str, processes))) or f"Ray {place.address}".strip()
             several = f", {len(processes)} at a time" if len(processes) > 1 else ""
-            board.print(f"{plan.file}: {len(states)} runs, {len(states) - n_left} of them done; on {where}{several}")
+            runs = format_count(len(states), "run")
+            board.print(f"{plan.file}: {runs}, {len(states) - n_left} of them done; on {where}{several}")
         else:
-            board.print(f"{plan.file}: nothing to do, all {len(states)} runs are done")
+            board.print(f"{plan.file}: nothing to do: {len(states)} of {len(states)} runs are done")
         session = f"{os.getpid()}-{time.time_ns()}"
         if len(processes) == 1:
             _work(plan, resources, processes[0], session, caught, board.show, cache)
@@ -170,7 +171,7 @@ def sweep(plan: Plan, place: Place, resources: Resources, command: Sequence[str]
 
 
 def _check_out(out: Path) -> None:
-    """Raise once if run folders cannot be created, before every process and every run fails for this reason."""
+    """Raise an error if run folders cannot be created. Otherwise every run would fail for this reason."""
     try:
         (out / ".sweep").mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -198,7 +199,7 @@ def _check_data(plan: Plan, jobs: Sequence[Job], cache: DataCache) -> None:
 
 
 def serve(plan: Plan, resources: Resources, session: str, place: Place) -> int:
-    """Be one worker process of a sweep: use one device, and print events as lines of JSON, or of text on a cluster."""
+    """Run one worker process of a sweep, on one device. It prints events as lines of JSON, with SLURM as text."""
     with catch_signals() as caught:
         if place.kind == "slurm":
             resources = replace(resources, jobs=count_cores())  # one thread for runs that do not set a number
@@ -230,7 +231,7 @@ def _drive_ray(plan: Plan, place: Place, session: str, caught: list[int], board:
     file = plan.out / ".sweep" / "ray.log"
     with open(file, "w") as log:
         problems = run_processes([command], caught, board.show, log)
-    if problems and not caught:  # Ray has its own exit code when it is stopped before it has started
+    if problems and not caught:  # if stopped while it starts, Ray exits with its own code
         lines = file.read_text(errors="replace").splitlines()
         reasons = [line.removeprefix("warpi: ") for line in lines if line.startswith("warpi: ")]
         raise UserError(reasons[-1] if reasons else f"{problems[0]}; see {file}")
@@ -270,7 +271,7 @@ def _worker_commands(
 
 
 def _report(plan: Plan, failed: Mapping[str, str], seconds: float, json_file: Path | None) -> int:
-    """Print the table of all runs, their folder and what went wrong. Returns an exit code."""
+    """Print the table of all runs, their folder and the errors. Returns an exit code."""
     console = screen()
     states = read_states(plan)
     paths = [run_folder(plan, job) for job in plan.jobs if not states[job.name].problem]

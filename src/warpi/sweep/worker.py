@@ -12,19 +12,19 @@ from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
 from warpi.utils.devices import Stopped
 from warpi.utils.leases import LeaseLost
 
-_POLL = 0.2  # seconds between two looks into the queue, and between two signs of life
+_POLL = 0.2  # seconds between two polls of the queue, and between two `alive` events
 
 
 def work(
     queue: Queue, device: torch.device, caught: list[int], shares_device: bool = False, patience: float = math.inf
 ) -> None:
-    """Train the runs of a queue until none is left or a signal is noted in `caught`.
+    """Train the runs of a queue until none is left or `caught` contains a signal.
 
-    If other processes hold all runs that are left, this one waits, but at most `patience` seconds.
+    If all remaining runs belong to other processes, wait for at most `patience` seconds.
 
-    A run that fails does not stop the others. A run that does not fit into the memory of a shared device goes back to
-    the queue, and this process ends, so that fewer processes share the device. If no other process is at work, the
-    run is tried a second time before it counts as failed.
+    A run that fails does not stop the others. A run that does not fit into the memory of a shared device returns to
+    the queue, and this process ends, so that fewer processes share the device. If no other process is training, the
+    run is retried once before it counts as failed.
     """
     retried: set[str] = set()
     idle_since = time.monotonic()
