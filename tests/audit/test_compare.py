@@ -56,4 +56,4 @@ def test_wrong_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         compare(reopen(folder / "run", "cpu"), ["clean_onli"])
     for argv in ([], [str(folder / "run"), "--out", "x"], ["--data", "digits"]):
         assert main(["compare", *argv]) == 2
-        assert "give a run folder, or --data and --out" in capsys.readouterr().err
+        assert "pass either a run folder, or --data and --out" in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_equal_networks_are_refused(name: str, tiny: TaskAndTruth, tmp_path: Pat
     save_file(net.state_dict(), tmp_path / "all.safetensors")
     for given in ({"net": net}, {"weights": str(tmp_path / "all.safetensors")}):
         method = started(make_method(name), task, replace(RECIPE, **given))
-        with pytest.raises(UserError, match=r"needs 2 networks that start with different weights.*give a function"):
+        with pytest.raises(UserError, match=r"needs 2 networks that start with different weights.*pass a function"):
             method.check_nets_differ()
         _ = [None for _ in train(method, task, truth)]
         assert_alike(*method.nets)  # the reason for the error
