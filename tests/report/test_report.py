@@ -293,7 +293,7 @@ def test_if_all_runs_are_unfinished_they_are_shown_but_not_bold(tmp_path: Path) 
     assert (ce.n_seeds, ce.n_unfinished, ce.last_mean, ce.epochs, ce.finished) == (2, 2, 97.0, 1, False)
     text = to_markdown([ce, gce])
     assert "| ce | 2 (unfinished) | 97.00 ± 1.41 |" in text
-    assert "ce has not ended: epoch 1 of 3." in text
+    assert "ce has not finished: epoch 1 of 3." in text
     assert "**50.00**" in text
 
 
@@ -507,7 +507,7 @@ def test_markdown_splits_blocks_and_sections(tmp_path: Path) -> None:
     assert "†: uses the true noise rate." in pair
     assert "Test labels: given." in uniform
     assert "†" not in uniform
-    assert "oracle that chooses the epoch by the test set" in text
+    assert "oracle, because the test set chose it" in text
 
 
 def test_rows_that_look_equal_are_both_bold(tmp_path: Path) -> None:

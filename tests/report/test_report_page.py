@@ -132,7 +132,7 @@ def test_all_text_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert "> 99.9 %" in page.words
     for part in (
         "The audit is unreliable: its model is right for only 50 % of the trusted rows.",
-        "People looked at 3 rows, 2 of them drawn at random: 1 labels kept, 2 changed, none unsure.",
+        "People looked at 3 rows, 2 of them drawn at random: 1 label kept, 2 changed, none unsure.",
         "about 40 of 100 (40 %)",
         "about 20 of 100 (20 %), 90 % interval 15 to 28",
         "Rows are counted from 0.",
@@ -173,9 +173,9 @@ def test_copies_are_counted_and_shown_side_by_side(tmp_path: Path) -> None:
     assert page.loads == [PIXELS]
     for part in (
         "3 of 4 rows have a copy: 2 an exact one, 1 a near one. They form 1 groups.",
-        "In 1 of the groups the labels contradict each other, so that some of them are wrong.",
-        "1 of 1 test rows have a copy among the training rows, so that the accuracy on test rows may be too high.",
-        "Near copies were not searched: 50,000 rows are too many.",
+        "In 1 of the groups the labels contradict each other, so some of them must be wrong.",
+        "1 of 1 test rows have a copy among the training rows, so the accuracy on test rows may be too high.",
+        "Near copies were not searched for: 50,000 rows are too many.",
         "warpi review RUN",
         NASTY,
         "training, row 0",
@@ -250,12 +250,12 @@ def test_many_experiments_are_compared_and_each_can_be_opened(tmp_path: Path) ->
     details = read_details(runs)
     assert [d.run.name for d in details] == ["a", "b", "d", "c"]
     assert "no checkpoint.safetensors" in details[0].missing[0]
-    assert "has not ended" in details[2].missing[0]
+    assert "has not finished" in details[2].missing[0]
     page = Page(to_html(summarize(runs), runs, details))
     assert page.seen.count("details") >= 4
     assert "digits, noise uniform:0.1, mlp" in page.words
     assert "No epoch has finished yet." in page.words
-    assert "has not ended" in page.words
+    assert "has not finished" in page.words
 
 
 def test_examples_are_spread_over_the_pairs_of_classes() -> None:
@@ -304,7 +304,7 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     assert "1 labeled “cat” look like “dog”" in words
     none = replace(audit, is_label_issue=np.zeros(2, bool))
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=none)])).words
-    assert "The audit can tell how many labels are wrong, but not which" in words
+    assert "No label is more likely wrong than right, so the audit can only estimate how many are wrong" in words
     assert "warpi pick 40" in words
     checked = {"n": 2, "rate": 0.15, "low": 0.1, "high": 0.2, "checked": 50, "level": 0.9}
     backed = replace(audit, facts={**audit.facts, "noise_rate": checked})
@@ -313,7 +313,7 @@ def test_the_answer_comes_first_and_does_not_contradict_itself(tmp_path: Path) -
     assert "1 of 4" in words
     assert "90 % interval 10 to 20 %, from the predictions for all rows, corrected by 50 checked rows" in words
     assert words.count("A 90 % interval contains the true value in about 9 of 10 cases.") == 1
-    assert "18 more decisions about rows drawn at random" in words
+    assert "Checking 18 more randomly drawn rows" in words
 
 
 def test_the_page_says_what_the_correction_changes_and_what_it_is_based_on(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_errors_that_are_spread_evenly_are_described_so_and_rare_pairs_are_added
     numbers = np.arange(K)
     even = replace(audit, suggested=(numbers + 1) % K, is_label_issue=np.ones(K, bool))
     runs = find_runs([make(tmp_path / "a", epochs_of([85.0]), n_test=30)])
-    review = a_review()._replace(n_unchecked=9, n_really_wrong=7)
+    review = a_review()._replace(n_unchecked=9, n_actually_wrong=7)
     runs[0].facts["wrong_share"] = 0.5
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=even, review=review)])).words
     assert (
@@ -406,7 +406,7 @@ def test_errors_that_are_spread_evenly_are_described_so_and_rare_pairs_are_added
         in words
     )
     assert "suspicious labels: 3 found right, 9 unchecked" in words
-    assert "Of the 12 suspicious labels, 7 are really wrong." in words
+    assert "Of 12 suspicious labels, 7 are actually wrong." in words
     assert "other pairs (2)" in words
     three = replace(even, given=numbers % 3)
     words = Page(to_html(summarize(runs), runs, [Detail(runs[0].path, audit=three, review=review)])).words

@@ -209,4 +209,4 @@ def test_correct_writes_a_table_without_the_dropped_rows(tmp_path: Path, capsys:
         dataset, _ = warpi.load_dataset(str(tmp_path / f"c.{suffix}"))
         assert len(dataset.y) == 59
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
-    assert "1 rows are left out, because a copy of them was kept" in (tmp_path / "page" / "report.html").read_text()
+    assert "Rows left out because another copy was kept: 1" in (tmp_path / "page" / "report.html").read_text()

@@ -128,7 +128,7 @@ def test_advice_depends_on_what_is_missing() -> None:
     assert audit is not None
     decisions = {row: decide(row, audit.classes[int(audit.suggested[row])]) for row in range(40)}
     random = dict.fromkeys(range(40), 1.0)
-    assert "20 more decisions about rows drawn at random" in measure_progress(audit, {}, {}).hint()
+    assert "Checking 20 more randomly drawn rows" in measure_progress(audit, {}, {}).hint()
     waiting = measure_progress(audit, decisions, {**random, 50: 1.0}).hint("runs/x")
     assert "1 row drawn at random is undecided" in waiting
     checked = replace(audit, facts={**audit.facts, "noise_rate": {"rate": 0.5, "low": 0.4, "high": 0.6, "level": 0.9}})

@@ -427,7 +427,7 @@ def test_accepting_a_pair_of_classes_undo_progress_and_export(
         page.keyboard.press("p")
         expect(page.locator("#curve-text svg polyline")).to_have_count(2)
         expect(page.locator("#curve-text")).to_contain_text("3 rows of 40 decided")
-        expect(page.locator("#curve-text")).to_contain_text("20 more decisions about rows drawn at random")
+        expect(page.locator("#curve-text")).to_contain_text("Checking 20 more randomly drawn rows")
         page.keyboard.press("Escape")
         page.keyboard.press("e")
         expect(page.locator("#exported")).to_contain_text("Corrected labels of all rows")

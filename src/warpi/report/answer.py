@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 import warpi.report.svg_charts as charts
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit
+from warpi.errors import format_count
 from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
 from warpi.report.table import Grid
@@ -26,7 +27,7 @@ _NAMED_CLASSES = 3
 
 
 class Tile(NamedTuple):
-    """A number that a reader looks for first."""
+    """A headline number at the top of the page."""
 
     number: str
     text: str
@@ -46,7 +47,7 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "where": _where(audit),
         "systematic": _systematic(audit),
         "left_out": audit.facts.get("left_out") or 0,
-        "really_wrong": _really_wrong(audit, detail.review),
+        "actually_wrong": _actually_wrong(audit, detail.review),
         "next_step": next_step(detail),
         "pairs": _pairs(audit),
         "rates": first,
@@ -80,13 +81,13 @@ def percent(share: float) -> str:
 
 
 def _wrong_tile(audit: Audit, review: Review | None) -> Tile:
-    """How many labels are wrong, trusted rows of the data included, as in the section about the review."""
+    """The number of wrong labels. It includes trusted rows of the data, as in the section about the review."""
     rate = audit.facts["noise_rate"]
     n = len(audit)
     wrong, low, high = (rate[name] and n * rate[name] for name in ("rate", "low", "high"))
     if review is not None:
         n, wrong, low, high = review.before.n, review.before.rate, review.before.low, review.before.high
-    note = "Estimated by the model alone, which is usually too low; no interval yet"
+    note = "Estimated from the model alone, so probably too low; no interval yet"
     if audit.has_interval and low is not None and high is not None:
         note = (
             f"90 % interval {100 * low / n:.0f} to {100 * high / n:.0f} %, from the predictions for all rows, "
@@ -113,7 +114,11 @@ def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
     """The number of suspicious labels; 0 with an explanation if the audit singles out none."""
     n = int(audit.is_label_issue.sum())
     if not n:
-        return Tile("0", "suspicious labels", "The audit can tell how many labels are wrong, but not which")
+        return Tile(
+            "0",
+            "suspicious labels",
+            "No label is more likely wrong than right, so the audit can only estimate how many are wrong",
+        )
     threshold = audit.facts.get("threshold", 0.5)
     likely = "More likely wrong than right"
     if threshold != 0.5:
@@ -132,12 +137,13 @@ def _checked(review: Review | None, n: int) -> str:
     return ": " + ", ".join(f"{k:,} {what}" for what, k in counts.items() if k)
 
 
-def _really_wrong(audit: Audit, review: Review | None) -> str:
+def _actually_wrong(audit: Audit, review: Review | None) -> str:
     """How many suspicious labels are wrong, if the truth is known."""
     n = int(audit.is_label_issue.sum())
-    if not n or review is None or review.n_really_wrong is None:
+    if not n or review is None or review.n_actually_wrong is None:
         return ""
-    return f"Of the {n:,} suspicious labels, {review.n_really_wrong:,} are really wrong."
+    wrong = review.n_actually_wrong
+    return f"Of {format_count(n, 'suspicious label')}, {wrong:,} {'is' if wrong == 1 else 'are'} actually wrong."
 
 
 def _where(audit: Audit) -> str:
@@ -210,8 +216,8 @@ def _advise(audit: Audit, review: Review | None) -> str:
     name = "RUN" if run is None else shlex.quote(str(run))
     if not audit.has_interval and (review is None or review.progress.n_random < MIN_CHECKS):
         return (
-            "Have a person check some rows. It takes minutes, shows how many labels are wrong with an interval, and "
-            f"improves the audit: {check_command(name)}."
+            "Have a person check some rows. This takes a few minutes, gives an interval for the number of wrong "
+            f"labels, and improves the audit: {check_command(name)}."
         )
     if review is None:
         return f"Write the corrected data: `{correct_command(name)}`."
@@ -240,16 +246,16 @@ def _describe_correction(review: Review) -> str:
 
 
 def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
-    """Wrong labels by class, the largest numbers first. If there are many classes, the other ones are folded."""
+    """Wrong labels by class, the largest numbers first. If there are many classes, the rest is in a second table."""
     many = len(audit.classes) > MANY_CLASSES
     rates = list(enumerate(audit.error_rates))
-    backed = audit.has_interval
+    has_interval = audit.has_interval
     rows = []
     for k, c in sorted(rates, key=lambda pair: -pair[1]["n"] * pair[1]["rate"]):
         issues = audit.is_label_issue & (audit.given == k)
         votes = np.bincount(audit.suggested[issues], minlength=len(rates))
         instead = audit.classes[int(votes.argmax())] if issues.any() else "–"
-        interval = [f"{100 * c['low']:.0f} to {100 * c['high']:.0f} %" if c["low"] is not None else "–"] * backed
+        interval = [f"{100 * c['low']:.0f} to {100 * c['high']:.0f} %" if c["low"] is not None else "–"] * has_interval
         wrong = "< 1" if 0 < c["n"] * c["rate"] < 0.5 else f"{c['n'] * c['rate']:,.0f}"
         rows.append((c["class"], f"{c['n']:,}", wrong, percent(c["rate"]), *interval, f"{issues.sum():,}", instead))
     heads = (
@@ -257,7 +263,7 @@ def _class_rates(audit: Audit) -> tuple[Grid, Grid]:
         "rows",
         "estimated wrong",
         "share",
-        *(["90 % interval"] * backed),
+        *(["90 % interval"] * has_interval),
         "suspicious",
         "most frequent suggestion",
     )
@@ -274,13 +280,14 @@ def _decisions(review: Review) -> dict[str, Any]:
     text = "Nobody has reviewed labels of this run yet."
     if n:
         text = (
-            f"People looked at {n:,} rows, {_or_none(progress.n_random)} of them drawn at random: "
-            f"{counts['kept']:,} labels kept, {counts['changed']:,} changed, {_or_none(counts['unsure'])} unsure."
+            f"People looked at {format_count(n, 'row')}, {_or_none(progress.n_random)} of them drawn at random: "
+            f"{format_count(counts['kept'], 'label')} kept, {counts['changed']:,} changed, "
+            f"{_or_none(counts['unsure'])} unsure."
         )
     if counts["accepted"]:
-        text += f" {counts['accepted']:,} suggestions of the audit were accepted without looking at the rows."
+        text += f" Suggestions of the audit accepted without looking at the row: {counts['accepted']:,}."
     if counts["dropped"]:
-        text += f" {counts['dropped']:,} rows are left out, because a copy of them was kept."
+        text += f" Rows left out because another copy was kept: {counts['dropped']:,}."
     return {
         "text": text,
         "before": _number_of(review.before),
@@ -306,20 +313,21 @@ def _copies(audit: Audit) -> list[str]:
         f"{counts['near']:,} a near one. They form {counts['groups']:,} groups."
     ]
     if n:
-        sentences.append(f"In {n:,} of the groups the labels contradict each other, so that some of them are wrong.")
+        sentences.append(f"In {n:,} of the groups the labels contradict each other, so some of them must be wrong.")
     for part, other, k in found.leaks():
         words = {"train": "training"}.get(other, other)
         sentences.append(
-            f"{k:,} of {found.part.count(part):,} {part} rows have a copy among the {words} rows, so that the accuracy "
+            f"{k:,} of {found.part.count(part):,} {part} rows have a copy among the {words} rows, so the accuracy "
             f"on {part} rows may be too high."
         )
     if found.skipped:
-        sentences.append(f"Near copies were not searched: {found.skipped}.")
+        sentences.append(f"Near copies were not searched for: {found.skipped}.")
     run = audit.facts.get("run")
     name = "RUN" if run is None else shlex.quote(str(run))
     return [
         *sentences,
-        f"To keep one of each: `warpi review {name}`, key D; `warpi audit {name} --csv FILE` lists them.",
+        f"To keep one row of each group, run `warpi review {name}` and press D. `warpi audit {name} --csv FILE` lists "
+        "them.",
     ]
 
 
@@ -333,8 +341,8 @@ def _number_of(rate: Rate) -> str:
 def draw_progress(review: Review) -> "Markup":
     """The share of right labels against the number of decisions, with the same estimates as the text.
 
-    The curves of the audit are scaled so that the one of decisions begins at the number of wrong labels before the
-    correction, and the one of `warpi correct` ends at the number after it.
+    The curves are rescaled: the one of decisions begins at the estimate before the correction, and the one of
+    `warpi correct` ends at the estimate after it.
     """
     progress, before, after = review.progress, review.before, review.after
     points = progress.points()

@@ -1,4 +1,4 @@
-"""The HTML page of runs: one file without scripts, links or other files. `templates/page.html` has the layout."""
+"""The HTML page of runs: one self-contained file without scripts. `templates/page.html` has the layout."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _DATA = {
     "label": "label column",
     "drop": "without the columns",
     "types": "kinds of columns",
-    "text": "columns of texts",
+    "text": "text columns",
     "missing": "missing cells",
     "unknown": "unknown values",
     "image_size": "image size",
@@ -36,11 +36,11 @@ _DATA = {
 _SETTINGS = {"meta": "trusted rows held out", "meta_data": "trusted"}  # names in the table of settings
 _TEST_LABELS = {"clean": "known to be right", "given": "as given: they may be wrong"}
 _KINDS = {"right": "right labels", "wrong": "wrong labels", "unknown": "all labels (truth unknown)"}
-_LOOKS = {"right": 0, "wrong": 1, "unknown": 6}
+_STYLES = {"right": 0, "wrong": 1, "unknown": 6}
 _LOSSES = {"raw": "loss", "rectified": "rectified loss"}
-_CANDIDATES = {  # ends of the names of candidates
+_CANDIDATES = {  # explanations by the last words of a candidate's name
     "gold": "trained on the estimated probabilities of the true classes instead of on the given labels",
-    "first stack": "a weighted mixture of the plain models, from which gold starts",
+    "first stack": "a weighted mixture of the plain models; gold starts from it",
     "trusted only": "trained on the trusted rows alone",
     "pruned": "trained without suspicious rows",
     "agreeing rows": "trained only on rows whose label several models predict",
@@ -49,8 +49,8 @@ _CANDIDATES = {  # ends of the names of candidates
 _Z = 1.644854  # standard normal quantile of a 90 % interval, the level of the whole page
 _WORST = 10  # number of classes in the table of the worst ones
 _INTERVAL = (
-    "90 % Wilson intervals over the test examples: the accuracy of this model on many more examples of the same kind. "
-    "They do not include the variation between seeds."
+    "90 % Wilson intervals for the accuracy of this model on all examples of the kind that was tested. They do not "
+    "include the variation between seeds."
 )
 
 
@@ -110,7 +110,7 @@ def _experiment(g: Experiment, known: dict[Path, Detail]) -> dict[str, Any]:
 
 
 def _tiles(g: Experiment) -> list[Tile]:
-    """How accurate the model is: first on a clean test set, if there is one."""
+    """Tiles with the accuracy. The test accuracy comes first if the test labels are known to be right."""
     is_clean = g.first.facts.get("test_labels") == "clean"
     tiles = []
     last = [value for run in g.counted if (value := number(run.epochs[-1], "test_acc")) is not None]
@@ -149,7 +149,7 @@ def _choice(run: RunRecord) -> Grid | None:
     file = run.path / CHOICE
     if not file.is_file():
         return None
-    choice = read_json(file, "train the run again")
+    choice = read_json(file, "repeat the run")
     rows = []
     try:
         for c in sorted(choice, key=lambda c: (-c["weight"], -(c["score"] or 0))):
@@ -158,7 +158,7 @@ def _choice(run: RunRecord) -> Grid | None:
             seconds = f"{c['seconds']:.1f}" if c["seconds"] >= 0.1 else "< 0.1"
             rows.append((c["candidate"], score, seconds, weight, c.get("note") or ""))
     except MALFORMED_ERRORS as e:
-        raise UserError(f"{file} is not a list of candidates ({e}); train the run again") from e
+        raise UserError(f"{file} is not a list of candidates ({e}); repeat the run") from e
     heads = ("candidate", "accuracy on trusted rows", "seconds", "weight", "note")
     n = 5 if any(row[4] for row in rows) else 4
     return Grid(heads[:n], [row[:n] for row in rows], (0, 4))
@@ -172,10 +172,12 @@ def _explain_candidates(choice: Grid | None) -> list[tuple[str, str]]:
 
 def _facts(g: Experiment) -> dict[str, str]:
     """Names and texts; an empty text is not shown."""
-    run, spec, facts, place = g.first, g.first.spec, g.first.facts, g.first.environment
+    run, spec, facts, environment = g.first, g.first.spec, g.first.facts, g.first.environment
     recipe = spec["recipe"]
     data = [f"{words} {format_value(spec[name])}" for name, words in _DATA.items() if spec.get(name) is not None]
-    trusted = "held out from rows with known truth" if spec.get("meta") else "rows marked in the data, if any"
+    trusted = (
+        "held out from rows whose true labels are known" if spec.get("meta") else "rows marked in the data, if any"
+    )
     test_labels = _TEST_LABELS.get(str(facts.get("test_labels")), "unknown")
     options = _pairs({**spec["options"], **spec["changed"]})
     is_mixture = facts.get("n_parameters") == 0 and any((r.path / CHOICE).is_file() for r in g.runs)
@@ -192,7 +194,7 @@ def _facts(g: Experiment) -> dict[str, str]:
         "Training": "" if is_mixture else _pairs({name: recipe.get(name) for name in _TRAINING}),
         "Time": _training_time(g),
         "Seeds": ", ".join(f"{r.spec['seed']}" + ("" if r.done else " (unfinished)") for r in g.runs),
-        "Machine": machine(place) + (f", {place['date']}" if place.get("date") else ""),
+        "Machine": machine(environment) + (f", {environment['date']}" if environment.get("date") else ""),
         "Versions": versions(run),
     }
 
@@ -231,19 +233,19 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
         values = [value for _, value in last]
         std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         rows.append((f"mean ± sd of {len(values)}", f"{statistics.fmean(values):.2f}{std}", ""))
-        note = f"{_INTERVAL} The last line is the mean ± the sample standard deviation over seeds."
+        note = f"{_INTERVAL} The last row is the mean ± the sample standard deviation over seeds."
         return Grid(("seed", "last epoch", "90 % interval"), rows, mean=True), note
     (run,) = g.counted
     epochs = []
     if len(run.epochs) == 1:
         value = last[0][1]
-        note = f"{_INTERVAL}{'' if run.done else ' The run has not ended.'}"
+        note = f"{_INTERVAL}{'' if run.done else ' The run has not finished.'}"
         return Grid(("test accuracy", "90 % interval"), [(f"{value:.2f} %", _interval(value, run))], ()), note
     for name, epoch in zip(HEADS[2:], best_epochs(run), strict=True):
         if epoch is not None and (value := number(epoch, "test_acc")) is not None:
             epochs.append((name, str(int(epoch["epoch"])), f"{value:.2f} %", _interval(value, run)))
-    oracle = "Best on test is an oracle that chooses the epoch by the test set, which no user can do."
-    end = "" if run.done else " The run has not ended."
+    oracle = "Best on test is the epoch with the highest test accuracy: an oracle, because the test set chose it."
+    end = "" if run.done else " The run has not finished."
     return Grid(("which", "epoch", "test accuracy", "90 % interval"), epochs), f"{_INTERVAL} {oracle}{end}"
 
 
@@ -281,8 +283,8 @@ def _losses(arrays: Arrays) -> dict[str, Any] | None:
         means = ", ".join(f"mean {arrays[f'loss_{stage}_mean'][i]:.2f}{known[name]}" for name, i in kinds.items())
         by_kind = {name: each[i] for name, i in kinds.items()}
         x_label = "cross-entropy with the given label"
-        shown.append(charts.histogram(f"{_LOSSES[stage]}: {means}", by_kind, edges, x_label, _LOOKS, top))
-    return {"charts": shown, "legend": [(charts.swatch(_LOOKS[name]), _KINDS[name]) for name in kinds]}
+        shown.append(charts.histogram(f"{_LOSSES[stage]}: {means}", by_kind, edges, x_label, _STYLES, top))
+    return {"charts": shown, "legend": [(charts.swatch(_STYLES[name]), _KINDS[name]) for name in kinds]}
 
 
 def _confusions(arrays: Arrays, truth: str) -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ class Review(NamedTuple):
     n_by_audit: int = 0  # labels that it changes unchecked
     n_trusted: int = 0  # rows with a trusted label, which are not audited
     n_trusted_wrong: int = 0  # those among them with another given label
-    n_really_wrong: int | None = None  # suspicious labels that are wrong, if the truth is known
+    n_actually_wrong: int | None = None  # suspicious labels that are wrong, if the truth is known
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def read_details(runs: Sequence[RunRecord], audit: bool = False, device: str = "
     for g in experiments:
         run = next((run for run in g.runs if run.done), None)
         if run is None:
-            reason = f"losses, confusion and suspicious labels: the run in {g.first.path} has not ended"
+            reason = f"losses, confusion and suspicious labels: the run in {g.first.path} has not finished"
             details.append(Detail(g.first.path, missing=(reason,)))
         else:
             details.append(_detail(run, audit or len(experiments) == 1, audit, device))
@@ -216,7 +216,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
         suspicious = opened.audit.row[opened.audit.is_label_issue]
         n_wrong = int((items.dataset.truth.numpy()[suspicious] != items.given[suspicious]).sum())
     numbers = _count_labels(opened, corrections)
-    return Review(counts, progress, corrections.before, corrections.after, n_really_wrong=n_wrong, **numbers)
+    return Review(counts, progress, corrections.before, corrections.after, n_actually_wrong=n_wrong, **numbers)
 
 
 def _count_labels(opened: "OpenedRun", corrections: "Corrections") -> dict[str, int]:

@@ -29,7 +29,7 @@ TRUSTED_LEGEND = (
 LEGEND = (
     "Test accuracy in percent, mean ± sample standard deviation over seeds. "
     "Last: the final epoch. Best on validation: the epoch with the highest validation accuracy. "
-    "Best on test: an oracle that chooses the epoch by the test set, which no user can do. "
+    "Best on test: the epoch with the highest test accuracy; an oracle, because the test set chose it. "
     "Bold: the highest last accuracy of finished runs."
 )
 PAIRED = (
@@ -298,7 +298,7 @@ def _note(rows: Sequence[Row]) -> str:
     for row in rows:
         if not row.finished:
             planned = "" if row.planned_epochs is None else f" of {row.planned_epochs}"
-            parts.append(f"{row.label} has not ended: epoch {row.epochs}{planned}.")
+            parts.append(f"{row.label} has not finished: epoch {row.epochs}{planned}.")
     parts += _not_compared([(row.label, row.against) for row in rows if row.against])
     if not _is_untested(rows):
         parts.append(f"Test labels: {_merge([row.test_labels] for row in rows)}.")

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from warpi.audit.decisions import Decision
 from warpi.audit.rates import MIN_CHECKS
 from warpi.audit.result import Audit
+from warpi.errors import format_count
 from warpi.utils.files import unused_name
 
 Floats = NDArray[np.float64]
-LOW_ACCURACY = 0.7  # of the trusted rows, below which many suggestions are wrong; `warpi audit` warns too
+LOW_ACCURACY = 0.7  # accuracy on trusted rows; below it, many suggestions are wrong and `warpi audit` warns
 AHEAD = 20  # further decisions whose gain is forecast
 _WORTH = 0.05  # gain per decision, in labels, below which a person can stop
 _MOST_POINTS = 120
@@ -25,15 +26,15 @@ class Concern(NamedTuple):
 
     problem: str
     advice: str
-    comes_first: bool = True  # whether the advice is the next step; else it is about single suggestions
+    comes_first: bool = True  # whether the advice is the next step; otherwise it concerns individual suggestions
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
     """The expected fraction of right labels after 0, 1, ..., m decisions of people, in the order they were made.
 
-    `by_people` if only the decisions are used (Export), `with_audit` if the suggestions of the audit are applied to all
-    other rows as well (`warpi correct`). What a decision showed about its row counts from the beginning.
+    `by_people` counts the decisions only (Export). `with_audit` also applies the audit's suggestions to all other rows
+    (`warpi correct`). The fraction at step 0 already uses everything that the decisions revealed.
     """
 
     n_rows: int  # audited rows
@@ -68,21 +69,24 @@ class Progress:
         if self.n_waiting:
             one = self.n_waiting == 1
             return (
-                f"Continue with the list: {self.n_waiting} row{'s' * (not one)} drawn at random "
+                f"Finish the list of rows to check: {self.n_waiting} row{'s' * (not one)} drawn at random "
                 f"{'is' if one else 'are'} undecided. Decisions about these show how many labels are wrong."
             )
         if self.n_random < MIN_CHECKS and not self.has_interval:
             n = MIN_CHECKS - self.n_random
             return (
-                f"{n} more decisions about rows drawn at random would show how many labels are wrong, with an "
-                f"interval: {check_command(name, 2 * max(n, 10))}."
+                f"Checking {format_count(n, 'more randomly drawn row')} gives an interval for the number of wrong "
+                f"labels: {check_command(name, 2 * max(n, 10))}."
             )
         if self.n_new >= AHEAD:
             return f"The audit has not used {self.n_new} of the decisions yet. To update it: `warpi audit {name}`."
-        keep = "Keep the labels as they are: by the random checks, the audit's suggestions would not improve them."
+        keep = (
+            "Keep the labels as they are: according to the random checks, the audit's suggestions would not improve "
+            "them."
+        )
         if self.can_stop:
             review = (
-                f"You can stop: the {AHEAD} most useful further decisions are expected to correct less than one label."
+                f"You can stop: the {AHEAD} most useful further decisions are expected to correct fewer than one label."
             )
             if not correcting_helps:
                 return f"{review} {keep}"
@@ -114,20 +118,28 @@ def _write(run: str) -> str:
 
 
 def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_rows: Mapping[int, float]) -> Progress:
-    """Progress of a review of audited rows. `random_rows` were drawn at random (`Store.random_rows`)."""
-    at = {row: i for i, row in enumerate(audit.row.tolist())}
-    number = {name: k for k, name in enumerate(audit.classes)}
+    """Progress of a review of audited rows. `random_rows`: the rows drawn at random (`Store.random_rows`)."""
+    position_of = {row: i for i, row in enumerate(audit.row.tolist())}
+    class_index = {name: k for k, name in enumerate(audit.classes)}
     q = audit.posterior.copy()
     index = np.arange(len(audit))
     ordered = sorted(decisions.values(), key=lambda d: d.id)
-    checked = {at[d.row]: number[d.label] for d in ordered if d.label in number and not d.is_automatic and d.row in at}
-    accepted = {at[d.row]: number[d.label] for d in ordered if d.label in number and d.is_automatic and d.row in at}
+    checked = {
+        position_of[d.row]: class_index[d.label]
+        for d in ordered
+        if d.label in class_index and not d.is_automatic and d.row in position_of
+    }
+    accepted = {
+        position_of[d.row]: class_index[d.label]
+        for d in ordered
+        if d.label in class_index and d.is_automatic and d.row in position_of
+    }
     dropped = {d.row for d in ordered if d.is_dropped}
     places = np.array(list(checked), dtype=np.int64)
     labels = np.array(list(checked.values()), dtype=np.int64)
     known = {} if audit.pairs is None else dict(zip(audit.pairs.position.tolist(), audit.pairs.q, strict=True))
     for i in checked:
-        q[i] = known.get(i, q[i])  # an audit that knows a decision is certain about it; without it, it would say this
+        q[i] = known.get(i, q[i])  # the prediction without the check; the posterior of a checked row is 0 or 1
     suggested = q.argmax(1)
     right_given = q[index, audit.given]
     for i, k in accepted.items():
@@ -143,7 +155,9 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
         next_gain=float(gains[:AHEAD].sum()),
         n_random=sum(row in random_rows for row in (audit.row[i] for i in checked)),
         n_new=sum(i not in known for i in checked),
-        n_waiting=sum(row in at and at[row] not in checked and row not in dropped for row in random_rows),
+        n_waiting=sum(
+            row in position_of and position_of[row] not in checked and row not in dropped for row in random_rows
+        ),
         has_interval=audit.has_interval,
     )
 
@@ -179,8 +193,8 @@ def audit_concerns(audit: Audit) -> list[Concern]:
                 Concern(
                     "Many suggestions are wrong: the model is right for only "
                     f"{100 * accuracy:.0f} % of the trusted rows.",
-                    "By the random checks, applying all of them still removes more errors than it adds. Look at a "
-                    "suggestion before you rely on it.",
+                    "According to the random checks, applying all of them still removes more errors than it adds. Look "
+                    "at a suggestion before you rely on it.",
                     comes_first=False,
                 )
             ]
