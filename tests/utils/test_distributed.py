@@ -916,7 +916,7 @@ def test_a_killed_rank_is_replaced_and_the_run_finishes(server: Server, alone: R
     assert launcher.codes(120.0) == [0], launcher.log()
     again = "restarting all processes from the last checkpoint"
     assert [line.partition("; ")[2] for line in launcher.log().splitlines()] == [
-        f"{again} ({k} of 3 times)" for k in (1, 2)
+        f"{again} (restart {k} of 3)" for k in (1, 2)
     ]
     run.assert_like(alone)
     assert [record["epoch"] for record in run.records()] == [1, 2, 3]
