@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from warpi.auto import fit as fit_module, models, procedure, score
 from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
-from warpi.auto.modules import Mixture
+from warpi.auto.learners.modules import Mixture
 from warpi.auto.problem import Clock, OutOfTimeError
 from warpi.auto.rows import Rows
 from warpi.errors import UserError
@@ -312,7 +312,7 @@ def test_with_many_rows_the_plain_models_are_fitted_only_once(monkeypatch: pytes
     assert result.trusted_score.estimate > 0.8
 
 
-@pytest.mark.parametrize("kinds", [("forest", "logistic", "boosting"), ("knn",)])
+@pytest.mark.parametrize("kinds", [("forest", "logistic", "boosting"), ("kernel",), ("knn",)])
 def test_fast_predictions_are_those_of_the_module(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows()
     monkeypatch.setattr(fit_module, "MOST_ROWS", 60)

@@ -11,10 +11,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.tree import DecisionTreeRegressor
 
-from warpi.auto.convert import estimators_to_module
-from warpi.auto.forest import fit_forest, trees_to_module
+from warpi.auto.learners.convert import estimators_to_module
+from warpi.auto.learners.forest import fit_forest, trees_to_module
+from warpi.auto.learners.modules import Linear, Mixture, Node, Projected, Wrapped, round_down
 from warpi.auto.models import fit_neighbors
-from warpi.auto.modules import Linear, Mixture, Node, Projected, Wrapped, round_down
 from warpi.errors import UserError
 
 

@@ -9,7 +9,8 @@ from sklearn.linear_model import LogisticRegression
 
 from warpi.auto.combine import calibrate, drop_small, pool, sharpen, stack_weights
 from warpi.auto.fit import make_plan
-from warpi.auto.forest import fit_forest
+from warpi.auto.learners.forest import fit_forest
+from warpi.auto.learners.softmax import fit_softmax, predict, standardize
 from warpi.auto.models import draw_labels, run_parallel
 from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
 from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
@@ -21,7 +22,6 @@ from warpi.auto.score import (
     weighted_error,
     wilson,
 )
-from warpi.auto.softmax import fit_softmax, predict, standardize
 from warpi.auto.transition import bayes, estimate_transition, transition_prior
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
-from warpi.auto import softmax
 from warpi.auto.fit import AutoSettings, fit_auto
+from warpi.auto.learners import softmax
+from warpi.auto.learners.modules import Mixture
+from warpi.auto.learners.softmax import fit_softmax
 from warpi.auto.models import WIDE, find_columns, find_directions
-from warpi.auto.modules import Mixture
 from warpi.auto.rows import Rows
-from warpi.auto.softmax import fit_softmax
 
 
 def make_wide(n, columns=400, seed=0):

@@ -14,6 +14,8 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from warpi.auto.combine import pick
+from warpi.auto.learners.modules import Mixture
+from warpi.auto.learners.softmax import fit_softmax
 from warpi.auto.models import (
     Plan,
     check_model,
@@ -23,7 +25,6 @@ from warpi.auto.models import (
     find_projection,
     model_name,
 )
-from warpi.auto.modules import Mixture
 from warpi.auto.problem import (
     Clock,
     Column,
@@ -36,7 +37,6 @@ from warpi.auto.problem import (
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
-from warpi.auto.softmax import fit_softmax
 from warpi.auto.transition import bayes, estimate_transition
 
 Progress = Callable[[str, float], None]
@@ -156,10 +156,12 @@ def choose_rows(rows: Rows, seed: int, most_rows: int, most_cells: int) -> Any:
 
 
 def choose_models(rows: Rows, settings: AutoSettings) -> tuple[Any, ...]:
-    """The models of the settings. The default adds boosting for many dense rows."""
-    if settings.models == DEFAULT_MODELS and rows.n_noisy >= LARGE and not sparse.issparse(rows.x):
+    """The models of the settings. To the default, dense rows add boosting if there are many of them, else a kernel."""
+    if settings.models != DEFAULT_MODELS or sparse.issparse(rows.x):
+        return settings.models
+    if rows.n_noisy >= LARGE:
         return (*DEFAULT_MODELS, "boosting")
-    return settings.models
+    return (*DEFAULT_MODELS, "kernel") if rows.n_trusted else DEFAULT_MODELS
 
 
 def make_plan(

@@ -17,14 +17,15 @@ from sklearn.utils.validation import has_fit_parameter
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from warpi.auto.convert import constant_module, estimators_to_module
-from warpi.auto.forest import fit_forest
-from warpi.auto.modules import Neighbors, Projected, full_probabilities
+from warpi.auto.learners.convert import constant_module, estimators_to_module
+from warpi.auto.learners.forest import fit_forest
+from warpi.auto.learners.kernel import fit_kernel
+from warpi.auto.learners.modules import Neighbors, Projected, full_probabilities
+from warpi.auto.learners.softmax import fit_softmax, mean_and_scale
 from warpi.auto.rows import Floats, Ints, Matrix
-from warpi.auto.softmax import fit_softmax, mean_and_scale
 from warpi.errors import UserError, unknown
 
-KINDS = ("forest", "logistic", "boosting", "knn")
+KINDS = ("forest", "logistic", "kernel", "boosting", "knn")
 SAMPLE = 2000  # rows that show what kind of columns there are
 WIDE = 256  # more dense columns are replaced by as many principal directions
 MOST_BOOSTED = 30_000  # rows of one fit of boosting
@@ -101,13 +102,23 @@ def _fit_model(model: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, c: 
             x, q, weight, plan = thin_out(x, q, weight, plan)
         softmax = fit_softmax(x, q, weight, plan.folds, plan.c or c, scaled, plan.check)
         return Fitted(softmax.p, softmax.module, softmax.predict)
+    if model == "kernel":
+        check_dense(model, x)
+        kernel = fit_kernel(x, q, weight, plan.seed, plan.c is not None, plan.check)
+        return Fitted(kernel.p, kernel.module, kernel.predict)
     if model == "knn":
+        check_dense(model, x)
         p, neighbors = fit_neighbors(x, q, weight)
         return Fitted(p, partial(_same, neighbors))
     if model == "boosting":
         most = MOST_BOOSTED_AT_LAST if plan.complete else MOST_BOOSTED
         return fit_estimator(make_boosting(int(used.sum()), q.shape[1]), x, q, weight, plan, most)
     return fit_estimator(model, x, q, weight, plan)
+
+
+def check_dense(model: str, x: Matrix) -> None:
+    if sparse.issparse(x):
+        raise UserError(f"model {model!r} needs dense columns; choose forest or logistic for sparse data")
 
 
 def thin_out(x: Matrix, q: Floats, weight: Floats, plan: Plan) -> tuple[Matrix, Floats, Floats, Plan]:
@@ -304,8 +315,6 @@ def find_projection(x: Matrix, seed: int, size: int = 50) -> Floats | None:
 
 def fit_neighbors(x: Matrix, q: Floats, weight: Floats, k: int = 15) -> tuple[Floats, Neighbors]:
     """Predictions [M, K] of all rows, and the module that predicts new rows."""
-    if sparse.issparse(x):
-        raise UserError("model 'knn' needs dense columns; choose forest or logistic for sparse data")
     used = np.flatnonzero(weight > 0)
     if len(used) > MOST_POINTS:
         used = np.sort(np.random.default_rng(0).choice(used, MOST_POINTS, replace=False))

@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from warpi.auto.combine import SMOOTH, calibrate, mix, pool, sharpen, smooth
+from warpi.auto.learners.modules import Mixture, Node
 from warpi.auto.models import Fitted, Plan
-from warpi.auto.modules import Mixture, Node
 from warpi.auto.rows import Floats, Ints, Matrix, Rows, join_rows, one_hot, trusted_importance
 
 

@@ -41,7 +41,8 @@ training:
                         million rows in a .npy file)
   --recipe NAME         strong or paper: set many training flags at once; strong is the default for images of up to 64
                         pixels on a GPU
-  --model NAME          forest, boosting, logistic or knn: kind of model that auto uses (default: forest and logistic)
+  --model NAME          forest, boosting, logistic, kernel or knn: kind of model that auto uses (default: several
+                        kinds)
   --budget TIME         time that auto may spend comparing models, such as 60s or 5m (default: no limit)
   --net NAME            network from `warpi list nets` (default: depends on the data)
   --epochs N            number of passes over the data (default: depends on the data)

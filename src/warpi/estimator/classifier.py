@@ -65,8 +65,8 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     method : "auto", a name in `warpi.METHODS` (`warpi list methods`), or a Method
         "auto" compares models for feature vectors on the trusted rows and mixes them. For images, and if a network or
         its training is set (net, epochs, lr, ...), it trains a network: WarPI, or GLC if there are few rows.
-    model : None, "forest", "boosting", "logistic", "knn", or a scikit-learn classifier
-        The model that "auto" uses; None compares forests and logistic regressions.
+    model : None, "forest", "boosting", "logistic", "kernel", "knn", or a scikit-learn classifier
+        The model that "auto" uses; None compares forests, logistic regressions and kernel regressions.
     net : "mlp", another name in `warpi.NETS`, an nn.Module (copied), or a function (shape, n_classes) -> nn.Module
         "mlp" stands for the network that suits the method on tables: WarPI's has no BatchNorm.
     epochs, batch_size, lr : settings of training; None chooses them by the data

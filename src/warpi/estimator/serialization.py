@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from warpi.auto.modules import Mixture
+from warpi.auto.learners.modules import Mixture
 from warpi.data.examples import Scale
 from warpi.errors import UserError
 from warpi.estimator.inputs import Layout

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from warpi.auto.modules import Mixture
+from warpi.auto.learners.modules import Mixture
 from warpi.auto.rows import Rows
 from warpi.data.batch import Batch
 from warpi.data.sparse import SparseExamples
@@ -25,7 +25,7 @@ from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import setting
 
 log = logging.getLogger("warpi")
-MODELS = ("forest", "boosting", "logistic", "knn")
+MODELS = ("forest", "boosting", "logistic", "kernel", "knn")
 MOST_IMAGES = 2000  # from which patches are drawn
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -41,7 +41,7 @@ class ScikitModel(Protocol):
 
 @dataclass
 class Auto(Method):
-    """Fits forests and logistic regressions in several ways, and predicts with a mixture of them.
+    """Fits forests, logistic regressions and kernel regressions in several ways, and predicts with a mixture of them.
 
     Candidates: models on all rows, with more weight on the trusted rows, without the rows that confident learning
     doubts, on the trusted rows alone, and on labels that are re-estimated with the transition matrix T. All of them
@@ -59,8 +59,8 @@ class Auto(Method):
     needs_every_class = False
     recipe_defaults: ClassVar[dict[str, Any]] = {"epochs": 1}
 
-    model: Literal["forest", "boosting", "logistic", "knn"] | ScikitModel | None = setting(
-        None, "kind of model that all candidates use (default: forest and logistic)"
+    model: Literal["forest", "boosting", "logistic", "kernel", "knn"] | ScikitModel | None = setting(
+        None, "kind of model that all candidates use (default: forest, logistic and kernel)"
     )
     budget: float | str | None = setting(
         None,

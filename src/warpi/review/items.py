@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from warpi.audit.result import Audit
-from warpi.auto.modules import Mixture
+from warpi.auto.learners.modules import Mixture
 from warpi.data.dataset import Dataset
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import FileExamples

@@ -163,7 +163,7 @@ class RunSpec:
         if not isinstance(model, str | None):
             raise UserError(
                 f"a run folder cannot store the model {type(model).__name__}; use NoisyLabelClassifier(model=...), or "
-                "the name of a model: forest, boosting, logistic, knn"
+                "the name of a model: forest, boosting, logistic, kernel, knn"
             )
         names_method = method is not None or bool(given.keys() & names[2])
         data = replace(data, noise=str(Noise.parse(data.noise)))

@@ -10,8 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from warpi.auto.forest import Nodes, join_trees, trees_to_module
-from warpi.auto.modules import Linear, TreeSum, Wrapped
+from warpi.auto.learners.forest import Nodes, join_trees, trees_to_module
+from warpi.auto.learners.modules import Linear, TreeSum, Wrapped
 from warpi.auto.rows import Floats
 
 UNUSED = -1e4  # the logit of a class that a model has not seen

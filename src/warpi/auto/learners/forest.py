@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn import config_context
 from sklearn.tree import DecisionTreeRegressor
 
-from warpi.auto.modules import TreeSum, round_down
+from warpi.auto.learners.modules import TreeSum, round_down
 from warpi.auto.rows import Floats, Ints, Matrix
 
 ROWS_PER_TREE = 5_000  # larger training sets: each tree sees a subsample, so that its cost is bounded

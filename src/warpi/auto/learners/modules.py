@@ -131,6 +131,49 @@ class Neighbors(Part):
         return {name: getattr(self, name) for name in ("mean", "scale", "points", "labels", "k")}
 
 
+class Kernel(Part):
+    """A weighted sum of Gaussian kernels around points in standardized columns, clipped and scaled to sum 1."""
+
+    kind = "kernel"
+    mean: Tensor
+    scale: Tensor
+    points: Tensor
+    coefficients: Tensor
+    intercept: Tensor
+
+    def __init__(
+        self,
+        mean: Any,
+        scale: Any,
+        points: Any,
+        width: float,
+        coefficients: Any,
+        intercept: Any,
+        limit: float,
+        least: float,
+    ) -> None:
+        super().__init__()
+        self.width = float(width)
+        self.limit = float(limit)
+        self.least = float(least)
+        self.register_buffer("mean", _tensor(mean))
+        self.register_buffer("scale", _tensor(scale))
+        self.register_buffer("points", _tensor(points))
+        self.register_buffer("coefficients", _tensor(coefficients))
+        self.register_buffer("intercept", _tensor(intercept))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = ((x.flatten(1).float() - self.mean) / self.scale).clamp(-self.limit, self.limit)
+        distance = z.square().sum(1, keepdim=True) + self.points.square().sum(1) - 2 * z @ self.points.T
+        kernel = (distance.clamp_min(0) / (-2 * self.width**2)).exp()
+        p = (self.intercept + kernel @ self.coefficients).clamp_min(self.least)
+        return (p / p.sum(1, keepdim=True)).log()
+
+    def arrays(self) -> dict[str, Any]:
+        names = ("mean", "scale", "points", "width", "coefficients", "intercept", "limit", "least")
+        return {name: getattr(self, name) for name in names}
+
+
 class Projected(Part):
     """A part that reads x @ components instead of x."""
 
@@ -186,7 +229,7 @@ def full_probabilities(estimator: Any, x: Any, n_classes: int) -> np.ndarray[Any
     return p
 
 
-PARTS: dict[str, type[Part]] = {part.kind: part for part in (TreeSum, Linear, Neighbors, Projected)}
+PARTS: dict[str, type[Part]] = {part.kind: part for part in (TreeSum, Linear, Neighbors, Kernel, Projected)}
 
 
 def store_part(part: nn.Module) -> dict[str, Any]:
@@ -194,7 +237,7 @@ def store_part(part: nn.Module) -> dict[str, Any]:
         return {"kind": part.kind, **part.arrays()}
     name = type(part.estimator if isinstance(part, Wrapped) else part).__name__
     raise UserError(
-        f"a model that contains {name} cannot be saved; models that can: forest, logistic, boosting, knn, and "
+        f"a model that contains {name} cannot be saved; models that can: forest, logistic, kernel, boosting, knn, and "
         "scikit-learn's random forests, extra trees, histogram boosting and logistic regression"
     )
 

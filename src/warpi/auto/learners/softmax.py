@@ -9,7 +9,7 @@ import numpy as np
 from scipy import linalg, sparse
 from scipy.optimize import minimize
 
-from warpi.auto.modules import Linear
+from warpi.auto.learners.modules import Linear
 from warpi.auto.rows import Floats, Ints, Matrix
 
 CLIP = 6.0  # standard deviations

@@ -1,0 +1,1 @@
+"""Models that learn from soft labels, and their predictions as torch modules."""
