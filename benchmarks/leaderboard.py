@@ -6,6 +6,7 @@
 Each method has as many epochs as fit into two minutes (`--minutes`), without the time to compile. The number follows
 from the seconds of an epoch in benchmarks/results/leaderboard_epochs.json, which `--measure` writes: six epochs, three
 of them in the warm-up of a method that has one. Seconds of methods with a run in docs/results/strong come from there.
+A run that does not end within `--seconds` keeps its checkpoint: the same command resumes it, and skips finished runs.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks.strong_images import DISC, PROMIX, SOP_PLUS, run_one
 from warpi.methods.registry import METHODS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.spec import DataCache
+from warpi.utils.devices import Stopped
 from warpi.utils.files import write_with_folder
 
 TABLE = ROOT / "benchmarks" / "results" / "leaderboard_epochs.json"
@@ -134,6 +136,8 @@ def measure(out: Path, entries: list[str], root: str, deadline: float, cache: Da
         try:
             settings = {**settings_of(entry, "random1"), **probe, "seed": 100}
             run_one(out / "probes", f"probe_{entry}", settings, root, deadline, cache)
+        except Stopped:
+            raise
         except Exception:  # the next one may succeed
             traceback.print_exc()
             continue
@@ -154,6 +158,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--minutes", type=float, default=MINUTES, help="training time of each run, without compiling")
     parser.add_argument("--seconds", type=float, default=1e9, help="time limit of all runs together")
+    parser.add_argument("--final", action="store_true", help="stop a run early if it cannot end within the time limit")
     parser.add_argument("--plan", action="store_true", help="only print the number of epochs of each method")
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
@@ -177,7 +182,11 @@ def main() -> None:
                     continue
                 options = {**settings_of(entry, labels), "epochs": epochs, "seed": seed}
                 try:
-                    run_one(given.out, f"{entry}_{labels}_seed{seed}", options, given.root, deadline, cache)
+                    run_one(
+                        given.out, f"{entry}_{labels}_seed{seed}", options, given.root, deadline, cache, final=given.final
+                    )
+                except Stopped:
+                    raise
                 except Exception:  # the next run may succeed
                     traceback.print_exc()
 

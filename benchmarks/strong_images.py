@@ -3,13 +3,15 @@
     python -m benchmarks.strong_images --root DATA --out OUT --smoke              two epochs of each kind, with speeds
     python -m benchmarks.strong_images --root DATA --out OUT --seconds 560 --runs ce_clean plus_random1 ...
 
-Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that
-cannot end within the time limit is stopped; its results so far stay. With --probabilities, the audit of a run is stored
-in OUT/NAME.npz, for `python -m benchmarks.audit.strong`.
+Each run leaves a run folder in OUT without its checkpoint, and a line in OUT/summary.jsonl. A run that does not end
+within the time limit, or is killed, keeps its checkpoint; the same command resumes it, and skips finished runs. With
+--final, a run that cannot end within the time limit is stopped as soon as its speed is known. With --probabilities, the
+audit of a run is stored in OUT/NAME.npz, for `python -m benchmarks.audit.strong`.
 """
 
 import argparse
 import json
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -31,7 +33,9 @@ from warpi.methods.registry import METHODS
 from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import Run, fitting
+from warpi.runs.run_folder import RunFolder
 from warpi.runs.spec import DataCache
+from warpi.utils.devices import Stopped, catch_signals
 
 PLAIN: dict[str, Any] = {"method": "ce", "meta": 0, "epochs": 200}
 PLUS: dict[str, Any] = {"method": "warpi_plus", "meta": 1000, "epochs": 100}
@@ -153,6 +157,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit of all runs together")
     parser.add_argument("--smoke", action="store_true", help="a few epochs of each kind of run instead")
     parser.add_argument("--speeds", action="store_true", help="first measure the parts of a step")
+    parser.add_argument("--final", action="store_true", help="stop a run early if it cannot end within the time limit")
     parser.add_argument("--probabilities", action="store_true", help="also store the probabilities of each audit")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings of all runs")
     given = parser.parse_args()
@@ -170,7 +175,10 @@ def main() -> None:
             usable = {key: value for key, value in settings.items() if key != "warm_up" or warms_up}
             try:
                 options = {**RUNS[name], **usable, "seed": seed}
-                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache, given.probabilities)
+                kept = {"probabilities": given.probabilities, "final": given.final}
+                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache, **kept)
+            except Stopped:
+                raise
             except Exception:  # the next run may succeed
                 traceback.print_exc()
 
@@ -182,36 +190,60 @@ def run_one(
     root: str,
     deadline: float,
     cache: DataCache,
+    *,
     probabilities: bool = False,
+    final: bool = False,
 ) -> None:
-    """Train until the end or the deadline, and append the figures of the run to summary.jsonl."""
+    """Train or resume until the end or the deadline, and append the figures of the run to summary.jsonl.
+
+    At the deadline, and after a signal, the run stores a checkpoint.
+    """
     began = time.monotonic()
+    settings = dict(settings)
+    stop = settings.pop("stop", None)
+    last = stop or settings["epochs"]
+    folder = RunFolder(out / name)
+    if is_complete(out, name, stop):
+        print(f"{name}: finished before", flush=True)
+        return
     if began >= deadline:
         print(f"{name}: no time left", flush=True)
         return
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    settings = dict(settings)
-    last = settings.pop("stop", settings["epochs"])
-    training = fitting(out / name, root=root, quiet=True, cache=cache, **{**COMMON, **settings})
-    history: list[dict[str, float]] = []
     run: Run | None = None
-    try:
-        while time.monotonic() < deadline and (len(history) < last or last == settings["epochs"]):
-            record = next(training)
-            if record is not None:
+    is_late = is_hopeless = False
+    with catch_signals() as caught:
+        options = {**COMMON, **settings, "root": root, "cache": cache, "caught": caught}
+        training = fitting(folder.path, resume=folder.has_checkpoint, quiet=True, **options)
+        history: list[dict[str, float]] = []
+        try:
+            while not is_hopeless:
+                record = next(training)
+                is_late = is_late or time.monotonic() >= deadline
+                if is_late and not caught:
+                    caught.append(signal.SIGTERM)  # the run stores a checkpoint
+                if record is None:
+                    continue
                 history.append(record)
-                left = (last - len(history)) * record["seconds"]
-                if len(history) == 3 and time.monotonic() + left > deadline:
-                    print(f"{name}: would take {left:.0f} s more, which is too long", flush=True)
-                    break
+                epoch = int(record["epoch"])
                 if len(history) % 5 == 0 or len(history) <= 4:
                     shown = {key: round(value, 3) for key, value in record.items() if key != "test_ece"}
                     print(f"{name} {shown} {time.monotonic() - began:.0f} s", flush=True)
-        training.close()
-    except StopIteration as end:
-        run = end.value
+                if epoch == stop:
+                    break
+                left = (last - epoch) * record["seconds"]
+                is_hopeless = final and knows_speed(history, settings) and time.monotonic() + left > deadline
+            training.close()
+        except StopIteration as end:
+            run = end.value
+        except Stopped:
+            if not is_late:
+                raise
+    if is_hopeless:
+        print(f"{name}: would take {left:.0f} s more, which is too long", flush=True)
+    history = folder.read_history("delete it")
     summary: dict[str, Any] = {"name": name, "finished": run is not None, "epochs": len(history)}
     summary["wall_seconds"] = time.monotonic() - began
     if history:
@@ -223,11 +255,25 @@ def run_one(
         summary["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if run is not None:
         summary |= measure(run, out / f"{name}.npz" if probabilities else None)
-    for file in (out / name).glob("checkpoint*"):
-        file.unlink()
+    if run is not None or len(history) == stop:
+        for file in folder.path.glob("checkpoint*"):
+            file.unlink()
     with (out / "summary.jsonl").open("a") as lines:
         lines.write(json.dumps(summary) + "\n")
     print(json.dumps(summary), flush=True)
+
+
+def is_complete(out: Path, name: str, stop: int | None) -> bool:
+    """Whether the figures of a run, or of the first `stop` epochs of its schedule, are in summary.jsonl."""
+    file = out / "summary.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return any(row["name"] == name and (row["finished"] or row["epochs"] == stop) for row in rows)
+
+
+def knows_speed(history: list[dict[str, float]], settings: dict[str, Any]) -> bool:
+    """Whether the last epoch of the history was neither compiled nor part of a warm-up, which may be much faster."""
+    first = settings.get("warm_up", getattr(METHODS[settings["method"]], "warm_up", 0))
+    return len(history) >= 3 and history[-1]["epoch"] >= first + 2
 
 
 def speeds(batch: int = 1152) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """Training with the strong recipe as a benchmark: `benchmarks/strong_images.py`."""
 
+import itertools
 import json
 import shutil
 import time
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +39,40 @@ def test_a_run_leaves_its_folder_without_weights_and_a_summary(tmp_path: Path, m
     assert {path.name for path in (tmp_path / "short").iterdir()} >= {"spec.json", "results.jsonl", "done"}
     assert not list(tmp_path.glob("*/checkpoint*"))
     assert not (tmp_path / "late").exists()
+
+
+def test_a_run_stopped_at_the_deadline_is_resumed_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300})
+    settings = {"method": "warpi_plus", "noise": "pair:0.4", "meta": 50, **SHORT, "epochs": 3, "batch_size": 32}
+    for folder, times in (("whole", [100.0]), ("parts", [3.0, 5.0, 100.0, 100.0])):
+        for seconds in times:
+            looks = itertools.count()  # each look at the clock takes a second
+            clock = SimpleNamespace(monotonic=lambda looks=looks: next(looks))
+            monkeypatch.setattr(strong_images, "time", clock)
+            strong_images.run_one(tmp_path / folder, "run", settings, "", seconds, DataCache())
+    for kind, folder in (("whole", tmp_path / "whole"), ("parts", tmp_path / "parts")):
+        rows = [json.loads(line) for line in (folder / "summary.jsonl").read_text().splitlines()]
+        assert [row["finished"] for row in rows] == ([True] if kind == "whole" else [False, False, True])
+        assert [row["epochs"] for row in rows] == ([3] if kind == "whole" else [0, 1, 3]), "stopped within an epoch"
+        assert not list(folder.glob("*/checkpoint*"))
+    assert "run: finished before" in capsys.readouterr().out
+    results = [(tmp_path / folder / "run" / "results.jsonl").read_text().splitlines() for folder in ("whole", "parts")]
+    whole, parts = ([{**json.loads(line), "seconds": 0} for line in lines] for lines in results)
+    assert whole == parts
+
+
+def test_the_last_call_stops_a_run_that_cannot_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300})
+    settings = {"method": "warpi_plus", "noise": "pair:0.4", "meta": 50, **SHORT, "epochs": 10_000, "warm_up": 3.0}
+    strong_images.run_one(tmp_path, "run", settings, "", time.monotonic() + 30, DataCache(), final=True)
+    assert "which is too long" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "summary.jsonl").read_text())
+    assert summary["epochs"] == 5, "the second epoch after the warm-up, which is slower than those before"
+    assert not summary["finished"]
 
 
 def test_the_stored_audit_of_a_run_is_compared_with_cleanlab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
