@@ -11,6 +11,7 @@ from torch import Tensor
 from warpi.data.batch import Batch
 from warpi.functional.mixup import draw_selected, mixup_selected
 from warpi.methods.disc import DISC
+from warpi.methods.dividemix import DivideMix
 from warpi.methods.promix import ProMix
 from warpi.methods.registry import make_method
 from warpi.methods.sop import SOPPlus, absorb, given_loss, noise_error
@@ -412,10 +413,14 @@ def test_thresholds_of_disc_follow_faster_in_shorter_runs(pictures: TaskAndTruth
 NAMES = ["sop", "sop_plus", "promix", "disc"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "dividemix"])
+@pytest.mark.parametrize("augment", ["weak", "strong"])
 @pytest.mark.parametrize("use_trusted", [False, True])
-def test_trusted_examples_are_used_only_if_wanted(name: str, use_trusted: bool, pictures: TaskAndTruth) -> None:
-    method = started(make_method(name, use_trusted=use_trusted), pictures[0], replace(RECIPE, epochs=2))
+def test_trusted_examples_are_used_only_if_wanted(
+    name: str, augment: Any, use_trusted: bool, pictures: TaskAndTruth
+) -> None:
+    recipe = replace(RECIPE, epochs=2, augment=augment)
+    method = started(make_method(name, use_trusted=use_trusted), pictures[0], recipe)
     for t in (0, 1):
         list(method.epoch(t))
     assert (method.meta_loader.count > 0) == use_trusted
@@ -423,6 +428,28 @@ def test_trusted_examples_are_used_only_if_wanted(name: str, use_trusted: bool, 
     alone = started(make_method(name, use_trusted=use_trusted), replace(pictures[0], meta=None))
     assert len(list(alone.epoch(0))) == len(alone.loader)
     assert not alone.uses_trusted
+
+
+def test_trusted_examples_of_dividemix_keep_their_labels(
+    pictures: TaskAndTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = started(DivideMix(use_trusted=True), pictures[0])
+    method.clean.fill_(0.2)
+    method.warming = False
+    batch, trusted = method.loader.draw(), method.meta_loader.read(0)
+    seen: list[Any] = []
+    match = method.match
+    monkeypatch.setattr(method, "match", lambda *given: seen.append(given) or match(*given))
+    log = method.step(batch)
+    n = len(batch.y)
+    for _, weak, _, y, w, *_, parts in seen:
+        assert [len(view) for view in weak] == [len(y)] * 2
+        assert y.argmax(1).tolist() == [*batch.y.tolist(), *trusted.y.tolist()]
+        torch.testing.assert_close(weak[1][n:], trusted.views[1])
+        assert w.tolist() == pytest.approx([0.2] * n + [1.0] * len(trusted.y))
+        assert parts == [n, len(trusted.y)]
+    assert len(seen) == 2
+    assert log["labelled"] == 0, "trusted examples do not count"
 
 
 def first_losses(name: str, task: Task, **settings: Any) -> list[float]:

@@ -131,7 +131,7 @@ def test_a_second_training_starts_with_new_averaged_weights(pictures: tuple[Task
         ("ce", {}),
         ("warpi_plus", {}),
         ("warpi_plus", {"rectifier": True}),
-        ("dividemix", {}),
+        ("dividemix", {"use_trusted": True}),
         ("elr_plus", {}),
         ("promix", {"use_trusted": True}),
         ("sop_plus", {"use_trusted": True}),

@@ -1,6 +1,6 @@
 """DivideMix: learning with noisy labels as semi-supervised learning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from warpi.data.batch import Batch
 from warpi.functional.losses import cross_entropy, entropy, one_hot, prior_penalty, soft_cross_entropy, squared_error
 from warpi.functional.mixup import balanced_partners, beta, mix, sharpen
 from warpi.functional.selection import selected_mean, two_gaussians
-from warpi.training.method import Log, Method, descend, evaluating
+from warpi.training.method import Log, Method, add_trusted, descend, evaluating
 from warpi.training.outputs import predict_rows
 from warpi.training.warmup import capped_warmup
 from warpi.utils.settings import setting
@@ -52,6 +52,7 @@ class DivideMix(Method):
     year = 2020
     n_nets = 2
     n_views = 2  # M
+    n_trusted_views = 2
     for_tables = {"warm_up": 1.0, "ramp_up": 1.6}
 
     tau: float = setting(0.5, "smallest probability of being clean at which a label is used", low=0, high=1)
@@ -64,6 +65,7 @@ class DivideMix(Method):
     warm_up: float = setting(10.0, "epochs with cross-entropy, at least one and at most half of all epochs", low=0)
     ramp_up: float = setting(16.0, "epochs in which lambda_u rises to its full value, at most half of all", low=0)
     confidence_penalty: float = setting(0.0, "weight of the negative entropy in the warm-up", low=0)
+    use_trusted: bool = setting(False, "also train on the trusted examples, which are always labeled")
 
     @classmethod
     def data_defaults(cls, table: bool, n_classes: int) -> dict[str, Any]:
@@ -105,19 +107,20 @@ class DivideMix(Method):
             return self.warm(batch)
         full = self.full_weight_u if self.lambda_u is None else self.lambda_u
         self.weight_u.add_(full / self.ramp_steps).clamp_(max=full)
-        y = one_hot(batch.y, self.task.n_classes)  # [B, K]
+        views, labels = add_trusted(self, batch)
+        y = one_hot(labels, self.task.n_classes)  # [B, K]
+        parts = [len(batch.y), len(y) - len(batch.y)]
+        w = torch.cat([self.clean[:, batch.rows], self.clean.new_ones(2, parts[1])], dim=1)  # [2, B]
         n = 1 if self.recipe.augment == "strong" else self.n_views  # weak views, M
-        own, others = self.guess(batch.views[:n])
-        logs = [
-            self.match(k, batch.views[:n], batch.views[n:], y, self.clean[k, batch.rows], own[k], others[1 - k])
-            for k in (0, 1)
-        ]
+        own, others = self.guess(views[:n])
+        logs = [self.match(k, views[:n], views[n:], y, w[k], own[k], others[1 - k], parts) for k in (0, 1)]
         return {name: (logs[0][name] + logs[1][name]) / 2 for name in logs[0]}
 
     def warm(self, batch: Batch) -> Log:
-        strong = self.recipe.augment == "strong"
-        x = torch.cat(batch.views) if strong else batch.x
-        y = batch.y.repeat(self.n_views) if strong else batch.y
+        views, y = add_trusted(self, batch)
+        x = views[0]
+        if self.recipe.augment == "strong":
+            x, y = torch.cat(views), y.repeat(len(views))
         total = torch.zeros_like(self.weight_u)
         for net, optimizer in zip(self.nets, self.optimizers, strict=True):
             z = net(x)
@@ -138,9 +141,20 @@ class DivideMix(Method):
             return own, torch.stack([mean_prediction(partial(infer, net), views) for net in self.nets])
 
     def match(
-        self, k: int, weak: Views, strong: Views, y: Tensor, w: Tensor, own: Tensor, other: Tensor
+        self,
+        k: int,
+        weak: Views,
+        strong: Views,
+        y: Tensor,
+        w: Tensor,
+        own: Tensor,
+        other: Tensor,
+        parts: Sequence[int],
     ) -> dict[str, Tensor]:
-        """One step of network k, given its own predictions and those of the other network."""
+        """One step of network k, given its own predictions and those of the other network.
+
+        `parts` are the numbers of noisy and of trusted examples.
+        """
         labeled = (w >= self.tau).float()  # [B]
         w = w[:, None]  # [B, 1]
         refined = w * y + (1 - w) * own  # Eq. (3)
@@ -148,17 +162,17 @@ class DivideMix(Method):
         target = sharpen(torch.where(labeled[:, None] > 0, refined, guessed), self.temperature)  # Eq. (4)
         in_x = labeled.repeat(len(weak))  # [M B]
         b = beta(self.alpha, self.generator)
-        parts = [len(view) for view in weak]
-        partner = balanced_partners(in_x, self.generator, parts)
+        pieces = [*parts] * len(weak)
+        partner = balanced_partners(in_x, self.generator, pieces)
         both = torch.cat(weak), target.repeat(len(weak), 1)
-        x, q = (mix(a, partner, torch.maximum(b, 1 - b), parts) for a in both)  # Eqs. (5) to (8)
+        x, q = (mix(a, partner, torch.maximum(b, 1 - b), pieces) for a in both)  # Eqs. (5) to (8)
         z, *z_strong = self.nets[k](torch.cat([x, *strong])).split([len(x), *(len(s) for s in strong)])
         loss_x = selected_mean(soft_cross_entropy(z, q), in_x)  # Eq. (9)
         loss_u = selected_mean(squared_error(z, q), 1 - in_x)  # Eq. (10)
         loss = loss_x + self.weight_u * loss_u + self.lambda_r * prior_penalty(z)  # Eqs. (11), (12)
         for z in z_strong:
             loss = loss + (target.amax(1).maximum(labeled) * soft_cross_entropy(z, target)).mean()
-        return {"loss": descend(loss, self.optimizers[k]), "labelled": labeled.mean()}
+        return {"loss": descend(loss, self.optimizers[k]), "labelled": labeled[: parts[0]].mean()}
 
 
 def published_lambda_u(unlabeled: float, n_classes: int) -> float:
