@@ -183,7 +183,13 @@ def main() -> None:
                 options = {**settings_of(entry, labels), "epochs": epochs, "seed": seed}
                 try:
                     run_one(
-                        given.out, f"{entry}_{labels}_seed{seed}", options, given.root, deadline, cache, final=given.final
+                        given.out,
+                        f"{entry}_{labels}_seed{seed}",
+                        options,
+                        given.root,
+                        deadline,
+                        cache,
+                        final=given.final,
                     )
                 except Stopped:
                     raise

@@ -60,16 +60,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_flip_strict": {**PLUS, "noise": "flip:0.4", "rho": 0.75, "agreement": 0.98},
     "plus_uniform_strict": {**PLUS, "noise": "uniform:0.6", "rho": 0.75, "agreement": 0.98},
     "plus_random1_falling": {**PLUS, "noise": "given:random1", "rho_last": 0.6, "agreement": 0.99},
-    "plus_random1_no_mixup": {**PLUS, "noise": "given:random1", "alpha": 0.0},
     "plus_random2": {**PLUS, "noise": "given:random2"},  # development: settings are chosen with these labels
     "plus_random2_no_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.0},
     "plus_random2_little_mixup": {**PLUS, "noise": "given:random2", "alpha": 0.5},
     "plus_random1_strong_pair": {**PLUS, "noise": "given:random1", "alpha": 0.0, "strong_pair": True},
     "plus_random2_strong_pair": {**PLUS, "noise": "given:random2", "alpha": 0.0, "strong_pair": True},
-    # The posterior without the given label, to see what T is worth
-    "plus_random1_no_evidence": {**PLUS, "noise": "given:random1", "evidence": 0.0},
     "plus_random2_no_evidence": {**PLUS, "noise": "given:random2", "evidence": 0.0},
-    "plus_flip_no_evidence": {**PLUS, "noise": "flip:0.4", "evidence": 0.0},
     "plus_uniform_no_evidence": {**PLUS, "noise": "uniform:0.6", "evidence": 0.0},
     "plus_fine_no_evidence": {**PLUS, **FINE, "evidence": 0.0},
     "plus_random1_long": {**PLUS, "noise": "given:random1", "epochs": 200},
@@ -87,6 +83,38 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_c100_flip_strict": {**PLUS, **C100_FLIP, "rho": 0.75, "agreement": 0.98},
     "ce_c100_clean": {**PLAIN, "data": "cifar100"},
     "ce_clean_long": {**PLAIN, "epochs": 480},
+}
+# WarPI+ without one of its parts. V, which is off, is added in the runs named `_v`; `_untrusted` has no trusted images.
+PARTS: dict[str, dict[str, Any]] = {
+    "mixup": {"alpha": 0.0},
+    "evidence": {"evidence": 0.0},  # the posterior without the given label, to see what T is worth
+    "small_loss": {"rho": 0.0},
+    "agreement": {"agreement": 1.0},
+    "memory": {"beta": 0.0},
+    "alignment": {"align": 0.0},
+    "sharpening": {"temperature": 1.0},
+    "balance": {"balance": 0.0},
+    "averaging": {"average": 0.5},  # the teacher is the mean of the last two steps
+}
+RUNS |= {f"plus_random1_no_{part}": {**PLUS, "noise": "given:random1", **without} for part, without in PARTS.items()}
+RUNS |= {f"plus_flip_no_{part}": {**PLUS, "noise": "flip:0.4", **without} for part, without in PARTS.items()}
+# Against late memorization. Mixup makes the teacher less confident, so the posterior follows the given label too much:
+# sharper predictions, or less weight of T in the end.
+SHARP: dict[str, Any] = {"temperature": 0.25}
+FADING: dict[str, Any] = {"evidence_last": 0.0}
+RUNS |= {
+    "plus_random1_sharp": {**PLUS, "noise": "given:random1", **SHARP},
+    "plus_random1_fading": {**PLUS, "noise": "given:random1", **FADING},
+    "plus_random2_sharp": {**PLUS, "noise": "given:random2", **SHARP},
+    "plus_random2_fading": {**PLUS, "noise": "given:random2", **FADING},
+    "plus_random1_long_sharp": {**PLUS, "noise": "given:random1", "epochs": 200, **SHARP},
+    "plus_random1_long_fading": {**PLUS, "noise": "given:random1", "epochs": 200, **FADING},
+    "plus_flip_sharp": {**PLUS, "noise": "flip:0.4", **SHARP},
+    "plus_flip_fading": {**PLUS, "noise": "flip:0.4", **FADING},
+    "plus_uniform_sharp": {**PLUS, "noise": "uniform:0.6", **SHARP},
+    "plus_uniform_fading": {**PLUS, "noise": "uniform:0.6", **FADING},
+    "plus_fine_sharp": {**PLUS, **FINE, **SHARP},
+    "plus_fine_fading": {**PLUS, **FINE, **FADING},
 }
 # Other methods without trusted images; their authors' schedules are compressed to about five H200 minutes. With several
 # loss terms, half the learning rate and twice the weight decay keep the relative change of the weights per step.
@@ -137,6 +165,14 @@ RUNS |= {
     "dividemix_random1_short": {**DIVIDEMIX, "noise": "given:random1", "epochs": 50},
     "dividemix_random1_weak": {**DIVIDEMIX, "noise": "given:random1", "augment": "weak"},
     "dividemix_flip": {**DIVIDEMIX, "noise": "flip:0.4", "lambda_u": 0.0, "confidence_penalty": 1.0},
+    "dividemix_random1_trusted": {**DIVIDEMIX, "noise": "given:random1", **TRUSTED},
+    "dividemix_flip_trusted": {
+        **DIVIDEMIX,
+        "noise": "flip:0.4",
+        "lambda_u": 0.0,
+        "confidence_penalty": 1.0,
+        **TRUSTED,
+    },
     "dividemix_fine": {**DIVIDEMIX, **FINE, "warm_up": 15.0},
     "dividemix_paper_random1": {**DIVIDEMIX, **OF_AUTHORS, "noise": "given:random1", "epochs": 300, "stop": 20},
     "elr_plus_random1": {**ELR_PLUS, "noise": "given:random1"},

@@ -21,6 +21,7 @@ from benchmarks.pages.results import PAPER
 from benchmarks.strong_images import RUNS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.rerun_command import flag
+from warpi.training.warmup import capped_warmup
 from warpi.utils.files import write_with_folder
 
 KEPT = ROOT / "docs" / "results" / "strong"
@@ -181,8 +182,9 @@ def time_of(run: RunRecord) -> str:
 
 def compiling(run: RunRecord) -> float:
     """Seconds by which the first epoch of each phase was slower than the next epoch."""
-    firsts = [0, round(run.spec["options"]["warm_up"])] if "warm_up" in run.spec["options"] else [0]
-    return sum(seconds(run)[t] - seconds(run)[t + 1] for t in firsts)
+    warm_up = capped_warmup(run.spec["options"].get("warm_up", 0), run.spec["recipe"]["epochs"])
+    firsts = {0, round(warm_up)}
+    return sum(seconds(run)[t] - seconds(run)[t + 1] for t in firsts if t + 1 < len(seconds(run)))
 
 
 def cut_off(rows: Iterable[Summary]) -> list[str]:

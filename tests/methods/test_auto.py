@@ -24,12 +24,13 @@ from warpi.data.sparse import SparseExamples
 from warpi.errors import UserError
 from warpi.methods.auto import Auto, parse_seconds, read_rows
 from warpi.methods.registry import METHODS
+from warpi.methods.warpi_plus import WarPIPlus
 from warpi.runs.defaults import ENOUGH_ROWS, default_method
 from warpi.runs.predictions import predict
 from warpi.runs.reopen import reopen
-from warpi.runs.run import Run
+from warpi.runs.run import Run, fitting
 from warpi.runs.spec import RunSpec, prepare
-from warpi.training.named_recipes import RECIPES
+from warpi.training.named_recipes import RECIPES, epochs_on_cpu
 from warpi.training.task import Task, make_task
 from warpi.utils.devices import Stopped
 
@@ -212,6 +213,9 @@ def test_images_on_a_gpu_train_a_network() -> None:
         assert (chosen.name, chosen.recipe) == ("warpi_plus", RECIPES["strong"])
     for settings in (RECIPES["paper"], {"net": "resnet18"}):
         assert default_method(small, settings, device=gpu)[::2] == ("warpi", {})
+    cpu = torch.device("cpu")
+    assert default_method(small, RECIPES["strong"], device=cpu)[::2] == ("warpi_plus", RECIPES["strong"])
+    assert default_method(small, {**RECIPES["strong"], "net": "resnet18"}, device=cpu).name == "warpi"
 
 
 def test_a_run_on_a_gpu_has_the_settings_of_the_strong_recipe(small_photos: Path) -> None:
@@ -221,6 +225,46 @@ def test_a_run_on_a_gpu_has_the_settings_of_the_strong_recipe(small_photos: Path
     assert prepared.spec.recipe.average == RECIPES["strong"]["average"]
     paper = prepare(RunSpec.from_settings(None, **data, **RECIPES["paper"]), device=torch.device("cuda"))
     assert (paper.spec.method, paper.spec.recipe.augment) == ("elr", "weak")
+
+
+def test_the_strong_recipe_on_a_cpu_has_the_method_that_it_has_on_a_gpu(small_photos: Path, tmp_path: Path) -> None:
+    given = {"data": str(small_photos), "recipe": "strong", "device": "cpu"}
+    short = {"epochs": 1, "batch_size": 4, "limit": 4}
+    run = warpi.fit(tmp_path / "named", **given, **short)
+    assert isinstance(run.method, WarPIPlus)
+    assert len(run.history) == 1
+    assert run.method.recipe.average == RECIPES["strong"]["average"]
+
+
+def test_epochs_of_the_strong_recipe_on_a_cpu(monkeypatch: pytest.MonkeyPatch, small_photos: Path) -> None:
+    assert epochs_on_cpu(1_000, (3, 32, 32)) == RECIPES["strong"]["epochs"]
+    assert epochs_on_cpu(5_000, (1, 28, 28)) == 52
+    assert epochs_on_cpu(5_000, (3, 64, 64)) == epochs_on_cpu(20_000, (3, 32, 32)) == 10
+    assert epochs_on_cpu(1_000_000, (3, 64, 64)) == 10, "at least"
+    monkeypatch.setattr("warpi.training.named_recipes._CPU_IMAGES", 20)
+    settings = {name: value for name, value in RECIPES["strong"].items() if name != "epochs"}
+    shortened = prepare(RunSpec.from_settings(None, data=str(small_photos), **settings), device=torch.device("cpu"))
+    assert shortened.spec.recipe.epochs == 40
+    assert "fastnet for 40 epochs instead of 100, because there is no GPU (--epochs N" in shortened.summarize()
+    for changed, device in (({"epochs": 100}, "cpu"), ({}, "cuda")):
+        spec = RunSpec.from_settings(None, data=str(small_photos), **settings, **changed)
+        whole = prepare(spec, device=torch.device(device))
+        assert whole.spec.recipe.epochs == 100
+        assert "instead of" not in whole.summarize()
+
+
+def test_a_shortened_run_is_resumed_by_the_same_command(
+    monkeypatch: pytest.MonkeyPatch, small_photos: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("warpi.training.named_recipes._CPU_IMAGES", 0)
+    monkeypatch.setattr("warpi.training.named_recipes._LEAST_EPOCHS", 3)
+    given = {"data": str(small_photos), "recipe": "strong", "device": "cpu", "batch_size": 4, "precision": "32"}
+    steps = fitting(tmp_path / "run", **given)
+    while next(steps) is None:
+        pass
+    steps.close()
+    monkeypatch.setattr("warpi.training.named_recipes._LEAST_EPOCHS", 5)  # of another version
+    assert len(warpi.fit(tmp_path / "run", resume=True, **given).history) == 3
 
 
 @pytest.fixture

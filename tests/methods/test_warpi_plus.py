@@ -90,6 +90,17 @@ def test_the_given_label_counts_less_in_the_posterior_with_a_smaller_exponent(pi
     torch.testing.assert_close(counted[0.0], torch.ones(3, 3))
 
 
+def test_the_given_label_can_count_less_and_less(pictures: tuple[Task, Truth]) -> None:
+    method = started(pictures[0], evidence_last=0.0)
+    method.memory.copy_(torch.rand(len(pictures[0].train), 3, generator=torch.Generator().manual_seed(0)) + 0.1)
+    found = []
+    for progress in (0.0, 0.5, 1.0):
+        method.select(progress)
+        found.append(method.transition.clone())
+    torch.testing.assert_close(found[1], found[0].sqrt())
+    torch.testing.assert_close(found[2], torch.ones(3, 3))
+
+
 def test_alignment_moves_the_mean_toward_the_prior(pictures: tuple[Task, Truth]) -> None:
     batch = started(pictures[0]).loader.draw()
     means = []

@@ -83,6 +83,9 @@ class WarPIPlus(Method):
     agreement: float = setting(0.95, "probability above which a label the teacher predicts is selected", low=0, high=1)
     beta: float = setting(0.8, "fraction of the memory of predictions kept per epoch", low=0, high=1)
     evidence: float = setting(1.0, "exponent of T[:, y] in the posterior; 0: without the given label", low=0)
+    evidence_last: float | None = setting(
+        None, "evidence in the last epoch, reached linearly (default: evidence)", low=0
+    )
     align: float = setting(0.5, "exponent of the alignment with the class prior; 0: none", low=0)
     temperature: float = setting(0.5, "temperature at which the teacher's probabilities are sharpened", low=1e-3)
     alpha: float = setting(4.0, "parameter of mixup's Beta distribution after the warm-up", low=0)
@@ -150,8 +153,8 @@ class WarPIPlus(Method):
         y = self.task.train.y
         p = self.memory
         joint = sharpen(p, self.temperature).T @ one_hot(y, p.shape[1])  # [K, K] C
-        self.transition.copy_(normalize_rows(joint) ** self.evidence)
-        rho = self.rho if self.rho_last is None else self.rho + progress * (self.rho_last - self.rho)
+        self.transition.copy_(normalize_rows(joint) ** between(self.evidence, self.evidence_last, progress))
+        rho = between(self.rho, self.rho_last, progress)
         p_given = p.gather(1, y[:, None])[:, 0]  # [N]
         small_loss = rank_within_classes(-p_given, y, p.shape[1]) < rho * joint.diag()[y]
         agrees = (p.argmax(1) == y) & (p_given > self.agreement)
@@ -221,3 +224,8 @@ class WarPIPlus(Method):
         away = (self.prior * (self.prior / mean).log()).sum()
         loss = of_mixed + of_strong + self.balance * away
         return {"loss": descend(loss, self.optimizer)}
+
+
+def between(first: float, last: float | None, progress: float) -> float:
+    """A value that changes linearly from `first` to `last` while `progress` rises from 0 to 1; None: it is constant."""
+    return first if last is None else first + progress * (last - first)

@@ -24,7 +24,7 @@ from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import VECTOR_NETS
 from warpi.training.method import Method
-from warpi.training.named_recipes import STRONG
+from warpi.training.named_recipes import STRONG, is_strong
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task
 from warpi.utils import distributed
@@ -45,7 +45,6 @@ _CONVOLUTIONS_PAY = 10_000  # with fewer small images, an MLP is better (docs/da
 _IN_EPOCHS = (".gradual", ".warm_up", ".ramp_up")  # settings of methods that count epochs
 
 _BENCHMARK_SPLIT = {"val": 0.1, "test": 0.25}
-_FORM_OF_STRONG = ("net", "optimizer", "schedule", "average", "augment")  # settings that define the strong recipe
 _NETWORK_SETTINGS = frozenset(f.name for f in fields(Recipe)) - {"seed"}
 
 DEFAULT_METHOD = "auto"
@@ -69,16 +68,16 @@ def default_method(
     A network is chosen if settings of its training, such as `epochs`, are set, for images on a GPU, and for millions of
     rows in a file, because `auto` needs the rows in memory. On a CPU, training a network on images takes long, so
     `auto` works on features of the images. Small images on a GPU get the strong recipe, unless the settings contain
-    another network, schedule or augmentation. `data` is the name or path of the data: built-in data sets are
-    benchmarks, which may have few rows on purpose. `device` is the device on which the method is trained.
+    another network, schedule or augmentation; on a CPU only if the settings are those of that recipe. `data` is the
+    name or path of the data: built-in data sets are benchmarks, which may have few rows on purpose. `device` is the
+    device on which the method is trained.
     """
     asked = sorted(_NETWORK_SETTINGS & {name for name, value in settings.items() if value is not None})
     is_table = len(task.shape) == 1
     trains_on_cpu = (device or task.train.examples.device).type == "cpu"
-    if len(task.shape) == 3 and task.shape[-1] <= SMALL and not trains_on_cpu:
-        differ = [name for name in _FORM_OF_STRONG if settings.get(name) not in (None, STRONG[name])]
-        if not differ:
-            return ChosenMethod("warpi_plus", "the default for small images on a GPU, with --recipe strong", STRONG)
+    if len(task.shape) == 3 and task.shape[-1] <= SMALL and is_strong(settings, if_missing=not trains_on_cpu):
+        where = " on a GPU" if not trains_on_cpu else ""
+        return ChosenMethod("warpi_plus", f"the default for small images{where}, with --recipe strong", STRONG)
     is_large = isinstance(task.train.examples, MappedExamples) and len(task.train) > MOST_ROWS
     if not asked and not is_large and (is_table or trains_on_cpu):
         images = "on features of the images, since there is no GPU to train a network"

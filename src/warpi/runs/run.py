@@ -117,7 +117,10 @@ def fitting(
     `caught`; one that holds the lease of the folder passes it as `lease`. If there are several ranks
     (`utils.distributed`), all train, and only rank 0 reads and writes the folder.
     """
+    has_epochs = settings.get("recipe") != "strong" or settings.get("epochs") is not None
     settings = to_plain_types(store_objects(to_stored_names(settings), Path(out)))
+    if not has_epochs:
+        del settings["epochs"]  # `prepare` chooses them by the device
     folder = RunFolder(Path(out))
     where = pick_device(device)
     with ExitStack() as stack:

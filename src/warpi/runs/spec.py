@@ -33,6 +33,7 @@ from warpi.runs.defaults import (
 from warpi.runs.fingerprints import fingerprint_data, fingerprint_rows, stamp
 from warpi.runs.schema import ADDED, DataSettings
 from warpi.training.method import Method
+from warpi.training.named_recipes import STRONG, epochs_on_cpu, is_strong
 from warpi.training.recipe import ADDED_FIELDS, Recipe
 from warpi.training.task import Task, Truth, make_task
 from warpi.utils.seeding import derive, seeded
@@ -228,6 +229,7 @@ class PreparedRun:
     task: Task
     truth: Truth
     reason: str = ""  # why this method was chosen; empty if the user named one
+    is_shortened: bool = False  # the strong recipe has fewer epochs on a CPU
 
     def to(self, device: torch.device) -> Self:
         return replace(self, task=self.task.to(device), truth=self.truth.to(device))
@@ -272,6 +274,8 @@ class PreparedRun:
         work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs}"
         if not spec.base.trains_network:
             work = f"{spec.method} compares models"
+        if self.is_shortened:
+            work += f" instead of {STRONG['epochs']}, because there is no GPU (--epochs N sets another number)"
         if self.reason:
             work += f" ({self.reason}; --method NAME sets another)"
         return (
@@ -319,7 +323,13 @@ def prepare(spec: RunSpec, cache: DataCache | None = None, device: torch.device 
         chosen = default_method(task, spec.given, data.data, device)
         spec = replace(spec, method=chosen.name, base=METHODS[chosen.name], names_method=True)
         reason, defaults = chosen.reason, {**defaults, **chosen.recipe}
-    return PreparedRun(replace(spec.with_defaults(defaults), data=data), loaded, task, truth, reason)
+    epochs = STRONG["epochs"]
+    if is_strong(spec.given, if_missing=False) and "epochs" not in spec.given:
+        if len(task.shape) == 3 and (device or task.train.examples.device).type == "cpu":
+            epochs = epochs_on_cpu(len(task.train), task.shape)
+        defaults = {**defaults, "epochs": epochs}
+    spec = replace(spec.with_defaults(defaults), data=data)
+    return PreparedRun(spec, loaded, task, truth, reason, is_shortened=epochs < STRONG["epochs"])
 
 
 def settings_to_repeat(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

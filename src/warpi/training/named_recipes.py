@@ -1,6 +1,6 @@
 """Recipes by name: settings that are chosen together with `--recipe NAME`. Each can also be set separately."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from warpi.errors import unknown
@@ -41,6 +41,26 @@ PAPER: dict[str, Any] = {
 
 RECIPES: dict[str, dict[str, Any]] = {"strong": STRONG, "paper": PAPER}
 """The settings of each named recipe."""
+
+_FORM_OF_STRONG = ("net", "optimizer", "schedule", "average", "augment")
+_CPU_IMAGES = 200_000  # of 32 x 32 pixels: less than an hour of `warpi_plus` on two cores
+_LEAST_EPOCHS = 10
+
+
+def is_strong(settings: Mapping[str, Any], *, if_missing: bool) -> bool:
+    """Whether the settings that define the strong recipe have its values; those that are not set count as told."""
+    return all(
+        settings[name] == STRONG[name] if settings.get(name) is not None else if_missing for name in _FORM_OF_STRONG
+    )
+
+
+def epochs_on_cpu(rows: int, shape: Sequence[int]) -> int:
+    """Epochs of the strong recipe on a CPU: fewer the more pixels there are, but at least 10.
+
+    The number does not depend on the machine, so that the same command gives the same result elsewhere.
+    """
+    images = rows * shape[-1] * shape[-2] / 32**2
+    return max(_LEAST_EPOCHS, min(STRONG["epochs"], round(_CPU_IMAGES / images)))
 
 
 def expand_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
