@@ -18,9 +18,11 @@ from typing import Any
 
 from benchmarks.common import ROOT
 from benchmarks.pages.results import PAPER
-from benchmarks.strong_images import RUNS
+from benchmarks.strong_images import PARTS, RUNS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.rerun_command import flag
+from warpi.training.named_recipes import STRONG
+from warpi.training.recipe import Recipe
 from warpi.training.warmup import capped_warmup
 from warpi.utils.files import write_with_folder
 
@@ -49,6 +51,7 @@ Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 
 `make results` writes this page from the runs in [docs/results/strong](strong), which `warpi report` can read as well.
 
+- *Method*: with the settings that differ from the defaults of the method and from the strong recipe.
 - *Last*: test accuracy of the last epoch in percent, one number per seed. The averaged network predicts from each test
   image and its mirror image; *one view*: from the image alone.
 - *Best on test*: the best epoch on the test set, an oracle, which no user has.
@@ -73,6 +76,14 @@ epochs; the figures of SOP+ are from a re-run by others.
 
 | labels | ours: last epoch, mean of seeds | published |
 |:---|:---|:---|"""
+PARTS_TABLE = """
+## WarPI+ without one of its parts
+
+Accuracy of the last epoch, 1,000 trusted images, 100 epochs. In brackets: the difference to `warpi_plus` with the same
+seeds.
+
+| change | setting | `random1` | `flip:0.4` |
+|:---|:---|---:|---:|"""
 HUMAN = {"ProMix": 97.39, "SOP+": 95.70, "DivideMix": 95.16, "ELR+": 94.43}  # last epoch, random1
 FINE = {"ProMix": 73.79, "DivideMix": 71.13, "ELR+": 66.72, "SOP+": 63.88}  # last epoch, CIFAR-100N
 RIVALS = """
@@ -130,7 +141,7 @@ def page(folder: Path = KEPT) -> str:
     about = {key: each(runs.values(), key) for key in ("gpu", "torch", "python", "date")}
     notes = (folder / "notes.md").read_text().strip()
     lines = [HEAD, *rows, "", *cut_off(by_name.values()), *first_epochs(runs.values())]
-    lines += [*alone(finished, by_name), PUBLISHED, *published(finished), *rivals(finished)]
+    lines += [*alone(finished, by_name), *parts(finished), PUBLISHED, *published(finished), *rivals(finished)]
     lines += ["", notes, ""]
     return INTRO.format(**about) + "\n".join(lines)
 
@@ -142,7 +153,7 @@ def each(runs: Iterable[RunRecord], key: str) -> str:
 def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
     """A row of the table: runs that differ in the seed only."""
     spec = group[0].spec
-    changed = " ".join(" ".join(flag(name, value)) for name, value in spec["changed"].items())
+    changed = in_flags({**spec["changed"], **other_recipe(spec["recipe"])})
     wrong = 100 * sum(run.facts["wrong_share"] for run in group) / len(group)
     noise = spec["noise"].removeprefix("given:")
     labels = f"`{noise}` ({wrong:.0f} % wrong)" if wrong else "true labels"
@@ -161,6 +172,17 @@ def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
     marks = ["†" if row.get("shared") else "" for row in rows]
     cells.append(", ".join(time_of(run) + mark for run, mark in zip(group, marks, strict=True)))
     return f"| {' | '.join(cells)} |"
+
+
+def in_flags(settings: dict[str, Any]) -> str:
+    return " ".join(" ".join(flag(name, value)) for name, value in settings.items())
+
+
+def other_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a recipe that differ from the strong one. The number of epochs has a column of its own."""
+    usual = {"label_smoothing": 0.0, **STRONG}
+    values = {name: recipe.get(name, getattr(Recipe(), name)) for name in usual if name != "epochs"}
+    return {name: value for name, value in values.items() if value != usual[name]}
 
 
 def auroc(row: Summary) -> str:
@@ -228,6 +250,30 @@ def first_epochs(runs: Iterable[RunRecord]) -> list[str]:
                 f"{', '.join(shown)}."
             )
     return ["", *lines] if lines else []
+
+
+def parts(finished: dict[str, list[RunRecord]]) -> list[str]:
+    """A table of `warpi_plus` without one of its parts, and with V."""
+    rows = [("with V", "v", {"rectifier": True}), ("without trusted images", "untrusted", {"meta": 0})]
+    rows += [(f"without {part.replace('_', ' ')}", f"no_{part}", settings) for part, settings in PARTS.items()]
+    bases = ("plus_random1", "plus_flip")
+    lines = []
+    for title, name, settings in rows:
+        if any(finished[f"{base}_{name}"] for base in bases):
+            shown = [compared(finished[f"{base}_{name}"], finished[base]) for base in bases]
+            lines.append(f"| {title} | `{in_flags(settings)}` | {' | '.join(shown)} |")
+    first = f"| – | – | {' | '.join(mean(finished[base]) for base in bases)} |"
+    return [PARTS_TABLE, first, *lines] if lines else []
+
+
+def compared(group: Sequence[RunRecord], base: Sequence[RunRecord]) -> str:
+    """The mean accuracy of some runs, and its difference to the base runs with the same seeds."""
+    seeds = {run.spec["seed"] for run in group}
+    same = [run for run in base if run.spec["seed"] in seeds]
+    if not group or len(same) < len(group):
+        return mean(group)
+    difference = float(mean(group)) - float(mean(same))
+    return f"{mean(group)} ({difference:+.2f})"
 
 
 def published(finished: dict[str, list[RunRecord]]) -> list[str]:

@@ -139,6 +139,31 @@ def test_page_shows_our_runs_beside_published_figures() -> None:
     assert strong.rivals({name: [] for name in strong_images.RUNS}) == []
 
 
+def test_page_compares_runs_without_a_part_with_those_of_the_same_seeds() -> None:
+    def run(name: str, acc: float) -> RunRecord:
+        spec = {"seed": int(name[-1])}
+        return RunRecord(Path(name), spec, {}, {}, [{"epoch": 1, "test_acc": acc}], done=True)
+
+    finished: dict[str, list[RunRecord]] = {name: [] for name in strong_images.RUNS}
+    finished["plus_random1"] = [run("plus_random1_seed0", 95.0), run("plus_random1_seed1", 96.0)]
+    finished["plus_random1_no_memory"] = [run("plus_random1_no_memory_seed1", 95.5)]
+    finished["plus_flip_v"] = [run("plus_flip_v_seed0", 93.0)]
+    *_, base, with_v, without_memory = strong.parts(finished)
+    assert base == "| – | – | 95.50 | – |"
+    assert with_v == "| with V | `--rectifier` | – | 93.00 |"
+    assert without_memory == "| without memory | `--beta 0.0` | 95.50 (-0.50) | – |"
+    finished["plus_random1_no_memory"], finished["plus_flip_v"] = [], []
+    assert strong.parts(finished) == []
+
+
+def test_page_names_settings_that_differ_from_the_strong_recipe() -> None:
+    recipe = Recipe(**{**RECIPES["strong"], "lr": 0.1, "label_smoothing": 0.1, "epochs": 7}).stored()
+    assert strong.in_flags(strong.other_recipe(recipe)) == "--label-smoothing 0.1 --lr 0.1"
+    weak = Recipe(**{**RECIPES["strong"], "augment": "weak"}).stored()
+    assert "augment" not in weak, "a later field at its default is not stored"
+    assert strong.other_recipe(weak) == {"augment": "weak"}
+
+
 def test_runs_without_an_epoch_and_cut_off_repetitions_are_not_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The strong recipe: warm-up, weight averaging, parameter groups, augmentation, mirrored test views."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -7,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from warpi.autodiff.inference import infer
 from warpi.autodiff.passes import PassConfig, configure_passes
+from warpi.data.augment import Crop
+from warpi.data.dataset import Dataset
+from warpi.data.examples import Scale, TensorExamples
 from warpi.errors import UserError
 from warpi.methods.registry import CORE, METHODS, make_method
+from warpi.methods.warpi_plus import WarPIPlus
 from warpi.nets.fastnet import FastNet
 from warpi.runs.run import fit, fitting
 from warpi.training import checkpoint
@@ -20,7 +26,7 @@ from warpi.training.engine import TrainingState, train
 from warpi.training.method import Method
 from warpi.training.named_recipes import RECIPES, expand_recipe
 from warpi.training.recipe import Recipe
-from warpi.training.task import Task, Truth
+from warpi.training.task import Task, Truth, make_task
 from warpi.training.warmup import restart
 
 SMALL = {"net": "conv4", "epochs": 3, "batch_size": 16, "meta_batch_size": 6, "precision": "32"}
@@ -116,6 +122,52 @@ def test_core_methods_run_with_the_strong_recipe(name: str, pictures: tuple[Task
     torch.testing.assert_close(method.predict(x).sum(1), torch.ones(5))
 
 
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("ce", {}),
+    ("warpi_plus", {}),
+    ("warpi_plus", {"rectifier": True}),
+    ("warpi_plus", {"strong_pair": True, "alpha": 0.0}),
+    ("warpi_plus", {"evidence_last": 0.0, "rho_last": 0.5}),
+    ("dividemix", {"use_trusted": True}),
+    ("elr_plus", {}),
+    ("promix", {"use_trusted": True}),
+    ("sop_plus", {"use_trusted": True}),
+    ("disc", {"use_trusted": True}),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_captured_steps_equal_plain_steps(
+    name: str, options: dict[str, Any], device: str, pictures: tuple[Task, Truth]
+) -> None:
+    """With averaged weights, both kinds of views and mixup, before and after a warm-up."""
+    recipe = replace(RECIPE, lr_warmup=0.0, schedule="constant")  # else many graphs on a CPU
+    found = []
+    for captured in (False, True):
+        method = started(name, pictures[0].to(torch.device(device)), recipe, **options)
+        with graph_steps(method, always=True) if captured else nullcontext() as steps:
+            logs = []
+            for t in range(recipe.epochs):
+                for log in method.epoch(t):
+                    method.update_averages(len(logs) + 1)
+                    logs.append({key: float(value) for key, value in log.items()})
+            if captured:
+                assert steps is not None
+                assert steps.why is None
+                graphs = [step.graph for step in steps.steps.values() if step.graph is not None]
+                assert graphs
+                assert any(graph.graph is not None for graph in graphs) == (device == "cuda")
+        tensors = [p.detach() for net in (*method.nets, *method.averaged_nets) for p in net.state_dict().values()]
+        found.append((logs, tensors))
+    (wanted, ours), (got, theirs) = found
+    close = {"rtol": 1e-3, "atol": 1e-4} if device == "cuda" else {"rtol": 0.0, "atol": 0.0}
+    for a, b in zip(wanted, got, strict=True):
+        assert a == pytest.approx(b, rel=close["rtol"], abs=close["atol"])
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, **close)
+
+
 def test_a_second_training_starts_with_new_averaged_weights(pictures: tuple[Task, Truth]) -> None:
     method = started("glc", pictures[0])
     first = [p.clone() for p in method.averaged_nets[0].parameters()]
@@ -125,21 +177,9 @@ def test_a_second_training_starts_with_new_averaged_weights(pictures: tuple[Task
     assert all(map(torch.equal, method.averaged_nets[0].parameters(), first))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ce", {}),
-        ("warpi_plus", {}),
-        ("warpi_plus", {"rectifier": True}),
-        ("dividemix", {"use_trusted": True}),
-        ("elr_plus", {}),
-        ("promix", {"use_trusted": True}),
-        ("sop_plus", {"use_trusted": True}),
-        ("disc", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_a_run_resumed_within_an_epoch_ends_the_same(
-    name: str, options: dict[str, bool], pictures: tuple[Task, Truth], tmp_path: Path
+    name: str, options: dict[str, Any], pictures: tuple[Task, Truth], tmp_path: Path
 ) -> None:
     file = tmp_path / "state"
     whole = started(name, pictures[0], **options)
@@ -158,6 +198,73 @@ def test_a_run_resumed_within_an_epoch_ends_the_same(
     assert untimed(records) == untimed(late)
     for a, b in zip(whole.averaged_nets[0].parameters(), resumed.averaged_nets[0].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def colored(shape: tuple[int, int, int], counts: list[int], trusted: list[int]) -> tuple[Task, Truth]:
+    """Noise images whose brightness tells the class, with different numbers of images and of trusted ones per class."""
+    k = len(counts)
+    rng = torch.Generator().manual_seed(7)
+
+    def make(counts: list[int]) -> Dataset:
+        y = torch.repeat_interleave(torch.arange(k), torch.tensor(counts))
+        x = torch.randint(256, (len(y), *shape), generator=rng) * (y[:, None, None, None] + 1) // k
+        images = TensorExamples(x.to(torch.uint8), Scale(torch.tensor(64.0), torch.tensor(64.0)), Crop(shape[-1], 4))
+        return Dataset("colored", images, y, tuple(f"c{i:03}" for i in range(k)), clean=y)
+
+    return make_task(make(counts), "uniform:0.1", meta_data=make(trusted), val=0.0, test=0.0, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "counts", "trusted"),
+    [
+        ((1, 28, 28), [60, 12], [5, 1]),
+        ((3, 64, 64), [30, 20, 10], [3, 2, 1]),
+        ((1, 28, 28), [5] * 199 + [20], [1] * 199 + [9]),
+    ],
+    ids=["28 px gray, 2 classes", "64 px, 3 classes", "200 classes"],
+)
+def test_warpi_plus_on_other_images(shape: tuple[int, int, int], counts: list[int], trusted: list[int]) -> None:
+    """Gray and larger images, 2 to 200 classes of different sizes: the prior is that of the trusted examples."""
+    task, truth = colored(shape, counts, trusted)
+
+    def net(shape: tuple[int, ...], n_classes: int) -> FastNet:
+        return FastNet(shape, n_classes, widths=(4, 6, 8))
+
+    recipe = replace(RECIPE, net=net, epochs=4, batch_size=32, meta_batch_size=8)
+    method = started("warpi_plus", task, recipe)
+    known = torch.tensor(trusted) + 1.0
+    torch.testing.assert_close(method.prior, known / known.sum())  # type: ignore[arg-type]
+    records = [record for record in train(method, task, truth) if record]
+    assert len(records) == 4
+    assert 0 < records[-1]["selected"] < 1
+    assert 0 < records[-1]["used"] <= 1
+    alone = started("warpi_plus", replace(task, meta=None), recipe)
+    given = torch.bincount(task.train.y, minlength=len(counts)) + 1.0
+    torch.testing.assert_close(alone.prior, given / given.sum())  # type: ignore[arg-type]
+
+
+def test_a_folder_of_gray_images_with_the_strong_recipe(tmp_path: Path) -> None:
+    """The shipped network, 28 pixels, two classes of different sizes, trusted images in a second folder."""
+    for folder, counts in (("data", (10, 4)), ("checked", (3, 1))):
+        for name, n in zip("ab", counts, strict=True):
+            (tmp_path / folder / name).mkdir(parents=True)
+            for row in range(n):
+                gray = Image.new("L", (28, 28), 40 + 120 * (name == "b") + 3 * row + (folder == "data"))
+                gray.save(tmp_path / folder / name / f"{row}.png")
+    run = fit(
+        tmp_path / "run",
+        data=str(tmp_path / "data"),
+        trusted=str(tmp_path / "checked"),
+        recipe="strong",
+        device="cpu",
+        epochs=2,
+        batch_size=7,
+        meta_batch_size=4,
+    )
+    assert isinstance(run.method, WarPIPlus)
+    assert run.task.shape == (3, 28, 28), "folders are read in color"
+    torch.testing.assert_close(run.method.prior, torch.tensor([4.0, 2.0]) / 6)
+    assert isinstance(run.method.net, FastNet)
 
 
 def test_checkpoints_of_some_epochs_only(tmp_path: Path) -> None:

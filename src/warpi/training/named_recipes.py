@@ -59,8 +59,9 @@ def epochs_on_cpu(rows: int, shape: Sequence[int]) -> int:
 
     The number does not depend on the machine, so that the same command gives the same result elsewhere.
     """
+    most: int = STRONG["epochs"]
     images = rows * shape[-1] * shape[-2] / 32**2
-    return max(_LEAST_EPOCHS, min(STRONG["epochs"], round(_CPU_IMAGES / images)))
+    return max(_LEAST_EPOCHS, min(most, round(_CPU_IMAGES / images)))
 
 
 def expand_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
