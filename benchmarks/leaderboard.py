@@ -4,25 +4,24 @@
     python -m benchmarks.leaderboard --root DATA --out OUT --methods ce promix --labels random1 --seeds 0 1 2
 
 Each method has as many epochs as fit into two minutes (`--minutes`), without the time to compile. The number follows
-from the seconds of an epoch in benchmarks/results/leaderboard_epochs.json, which `--measure` writes: six epochs, three
-of them in the warm-up of a method that has one. Seconds of methods with a run in docs/results/strong come from there.
-A run that does not end within `--seconds` keeps its checkpoint: the same command resumes it, and skips finished runs.
+from the seconds of an epoch in benchmarks/results/leaderboard_epochs.json (`--table`), which `--measure` writes: six
+epochs, three of them in the warm-up of a method that has one. Seconds of methods with a run in docs/results/strong come
+from there. A run that does not end within `--seconds` keeps its checkpoint: the same command resumes it, and skips
+finished runs.
 """
 
 import argparse
 import json
 import statistics
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT
-from benchmarks.strong_images import DISC, PROMIX, SOP_PLUS, run_one
+from benchmarks.strong_images import DISC, PROMIX, SOP_PLUS, try_run
 from warpi.methods.registry import METHODS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.runs.spec import DataCache
-from warpi.utils.devices import Stopped
 from warpi.utils.files import write_with_folder
 
 TABLE = ROOT / "benchmarks" / "results" / "leaderboard_epochs.json"
@@ -102,9 +101,14 @@ def from_history(seconds: list[float], warm_up: float) -> tuple[float, float]:
     return (statistics.median(seconds[1:n]) if n > 1 else later), later
 
 
-def measured() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    return {**from_kept(), **table}
+def measured(file: Path | None = None) -> dict[str, dict[str, Any]]:
+    """The seconds of an epoch of each method that was measured: stored in a file, or of a stored run."""
+    return {**from_kept(), **read_table(file or TABLE)}
+
+
+def read_table(file: Path) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+    return table
 
 
 def from_kept() -> dict[str, dict[str, Any]]:
@@ -128,24 +132,19 @@ def timed(run: RunRecord, warm_up: float) -> dict[str, Any]:
     return {"warm_up_seconds": round(first, 3), "seconds": round(later, 3), "run": run.path.name, **about}
 
 
-def measure(out: Path, entries: list[str], root: str, deadline: float, cache: DataCache) -> None:
-    """Train a few epochs of each method and store their seconds."""
+def measure(out: Path, entries: list[str], root: str, deadline: float, cache: DataCache, file: Path) -> None:
+    """Train a few epochs of each method and store their seconds in a file."""
     for entry in entries:
         warms_up = hasattr(METHODS[ENTRIES[entry].get("method", entry)], "warm_up")
         probe = {name: value for name, value in _PROBE.items() if warms_up or name != "warm_up"}
-        try:
-            settings = {**settings_of(entry, "random1"), **probe, "seed": 100}
-            run_one(out / "probes", f"probe_{entry}", settings, root, deadline, cache)
-        except Stopped:
-            raise
-        except Exception:  # the next one may succeed
-            traceback.print_exc()
+        settings = {**settings_of(entry, "random1"), **probe, "seed": 100}
+        if not try_run(out / "probes", f"probe_{entry}", settings, root, deadline, cache):
             continue
-        table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+        table = read_table(file)
         for run in find_runs([out / "probes" / f"probe_{entry}"]):
             if len(run.epochs) == _PROBE["epochs"]:
                 table[entry] = timed(run, _PROBE["warm_up"] if warms_up else 0.0)
-        write_with_folder(TABLE, json.dumps(dict(sorted(table.items())), indent=1) + "\n")
+        write_with_folder(file, json.dumps(dict(sorted(table.items())), indent=1) + "\n")
 
 
 def main() -> None:
@@ -153,6 +152,7 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder of CIFAR-10, CIFAR-100 and CIFAR-N")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--measure", nargs="*", metavar="METHOD", help="measure epochs (default: what is not measured)")
+    parser.add_argument("--table", type=Path, default=TABLE, help="file with the seconds of an epoch")
     parser.add_argument("--methods", nargs="+", choices=ENTRIES, default=list(ENTRIES))
     parser.add_argument("--labels", nargs="+", choices=LABELS, default=list(LABELS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -165,10 +165,10 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     cache = DataCache()
     if given.measure is not None:
-        missing = [entry for entry in ENTRIES if entry not in measured()]
-        measure(given.out, given.measure or missing, given.root, deadline, cache)
+        missing = [entry for entry in ENTRIES if entry not in measured(given.table)]
+        measure(given.out, given.measure or missing, given.root, deadline, cache, given.table)
         return
-    table = measured()
+    table = measured(given.table)
     if missing := [entry for entry in given.methods if entry not in table]:
         raise SystemExit(f"no speed of {', '.join(missing)}; run with --measure first")
     for seed in given.seeds:
@@ -181,20 +181,8 @@ def main() -> None:
                     print(f"{entry} {labels}: {epochs} epochs")
                     continue
                 options = {**settings_of(entry, labels), "epochs": epochs, "seed": seed}
-                try:
-                    run_one(
-                        given.out,
-                        f"{entry}_{labels}_seed{seed}",
-                        options,
-                        given.root,
-                        deadline,
-                        cache,
-                        final=given.final,
-                    )
-                except Stopped:
-                    raise
-                except Exception:  # the next run may succeed
-                    traceback.print_exc()
+                name = f"{entry}_{labels}_seed{seed}"
+                try_run(given.out, name, options, given.root, deadline, cache, final=given.final)
 
 
 if __name__ == "__main__":

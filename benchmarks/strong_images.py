@@ -83,6 +83,20 @@ RUNS: dict[str, dict[str, Any]] = {
     "plus_c100_flip_strict": {**PLUS, **C100_FLIP, "rho": 0.75, "agreement": 0.98},
     "ce_c100_clean": {**PLAIN, "data": "cifar100"},
     "ce_clean_long": {**PLAIN, "epochs": 480},
+    "ce_clean_longest": {**PLAIN, "epochs": 560},
+    "ce_clean_mild": {**PLAIN, "mixup": 0.2},
+    "ce_clean_mild_long": {**PLAIN, "epochs": 480, "mixup": 0.2},
+}
+# As few images as in a small folder: 6,000 and 160 trusted ones
+FEW: dict[str, Any] = {"noise": "given:random1", "limit": 6160}
+SMALL_BATCHES: dict[str, Any] = {"batch_size": 128, "meta_batch_size": 32}
+RUNS |= {
+    "ce_random1_few": {**PLAIN, **FEW},
+    "ce_random1_few_batches": {**PLAIN, **FEW, **SMALL_BATCHES},
+    "plus_random1_few": {**PLUS, **FEW, "meta": 160},
+    "plus_random1_few_batches": {**PLUS, **FEW, "meta": 160, **SMALL_BATCHES},
+    "plus_flip_few": {**PLUS, **FEW, "noise": "flip:0.4", "meta": 160},
+    "plus_flip_few_batches": {**PLUS, **FEW, "noise": "flip:0.4", "meta": 160, **SMALL_BATCHES},
 }
 # WarPI+ without one of its parts. V, which is off, is added in the runs named `_v`; `_untrusted` has no trusted images.
 PARTS: dict[str, dict[str, Any]] = {
@@ -209,14 +223,21 @@ def main() -> None:
         for name in given.runs or SMOKE:
             warms_up = hasattr(METHODS[RUNS[name]["method"]], "warm_up")
             usable = {key: value for key, value in settings.items() if key != "warm_up" or warms_up}
-            try:
-                options = {**RUNS[name], **usable, "seed": seed}
-                kept = {"probabilities": given.probabilities, "final": given.final}
-                run_one(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache, **kept)
-            except Stopped:
-                raise
-            except Exception:  # the next run may succeed
-                traceback.print_exc()
+            options = {**RUNS[name], **usable, "seed": seed}
+            kept = {"probabilities": given.probabilities, "final": given.final}
+            try_run(given.out, f"{name}_seed{seed}", options, given.root, deadline, cache, **kept)
+
+
+def try_run(*given: Any, **options: Any) -> bool:
+    """Call `run_one`. If it fails, print the error and return False, because the next run may succeed."""
+    try:
+        run_one(*given, **options)
+    except Stopped as error:
+        raise SystemExit("stopped by a signal; the same command resumes the runs") from error
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def run_one(

@@ -158,6 +158,7 @@ def table_row(group: list[RunRecord], rows: list[Summary]) -> str:
     noise = spec["noise"].removeprefix("given:")
     labels = f"`{noise}` ({wrong:.0f} % wrong)" if wrong else "true labels"
     labels = f"CIFAR-100, {labels}" if spec["data"] == "cifar100" else labels
+    labels += f", {group[0].facts['n_train']:,} images" if spec.get("limit") else ""
     cells = [f"`{spec['method']}{' ' + changed if changed else ''}`", labels]
     cells += [f"{group[0].facts['n_meta']:,}", str(spec["recipe"]["epochs"])]
     cells.append(", ".join(str(run.spec["seed"]) for run in group))

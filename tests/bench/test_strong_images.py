@@ -98,7 +98,7 @@ def test_auroc() -> None:
 def test_every_run_has_settings_that_exist() -> None:
     runs = [*strong_images.RUNS.values()]
     runs += [leaderboard.settings_of(entry, labels) for entry in leaderboard.ENTRIES for labels in leaderboard.LABELS]
-    known = {f.name for f in fields(Recipe)} | {"method", "meta", "noise", "data", "recipe", "stop"}
+    known = {f.name for f in fields(Recipe)} | {"method", "meta", "noise", "data", "limit", "recipe", "stop"}
     for settings in runs:
         method = METHODS[settings["method"]]
         assert set(settings) - known <= {f.name for f in fields(method)}
@@ -204,19 +204,20 @@ def test_measured_seconds_give_the_number_of_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(strong_images, "COMMON", {"data": "digits", "val": 0.0, "limit": 300, "threads": 1})
-    monkeypatch.setattr(leaderboard, "TABLE", tmp_path / "epochs.json")
     monkeypatch.setattr(leaderboard, "LABELS", {"random1": {"noise": "pair:0.4"}})
     monkeypatch.setattr(leaderboard, "_PROBE", {"epochs": 4, "warm_up": 2.0})
     monkeypatch.setattr(leaderboard, "from_kept", dict)
-    leaderboard.measure(tmp_path, ["ce", "dividemix"], "", time.monotonic() + 60, DataCache())
-    table = json.loads(leaderboard.TABLE.read_text())
+    file = tmp_path / "epochs.json"
+    leaderboard.measure(tmp_path, ["ce", "dividemix"], "", time.monotonic() + 60, DataCache(), file)
+    table = json.loads(file.read_text())
     assert set(table) == {"ce", "dividemix"}
     assert not (tmp_path / "probe_ce").exists(), "the page of the leaderboard would take it for a run"
     assert 0 < table["ce"]["seconds"] == table["ce"]["warm_up_seconds"]
-    monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "ce"])
+    argv = ["x", "--root", "x", "--out", str(tmp_path), "--table", str(file), "--plan", "--methods"]
+    monkeypatch.setattr("sys.argv", [*argv, "ce"])
     leaderboard.main()
     assert int(capsys.readouterr().out.split()[-2]) >= 2
-    monkeypatch.setattr("sys.argv", ["x", "--root", "x", "--out", str(tmp_path), "--plan", "--methods", "warpi"])
+    monkeypatch.setattr("sys.argv", [*argv, "warpi"])
     with pytest.raises(SystemExit, match="warpi; run with --measure"):
         leaderboard.main()
 
