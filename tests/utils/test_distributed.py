@@ -179,6 +179,7 @@ CASES: dict[str, tuple[str, type[nn.Module], type[nn.Module], dict[str, Any]]] =
 # Settings for which a short training takes all kinds of steps, also those with trusted examples.
 MORE: dict[str, Method] = {
     "cal, more": replace(METHODS["cal"], sieve=-1.0),
+    "dividemix, more": replace(METHODS["dividemix"], use_trusted=True, warm_up=1.0),
     "disc, more": replace(METHODS["disc"], use_trusted=True, warmup=0.3),
     "promix, more": replace(METHODS["promix"], use_trusted=True, tau=0.3, guessing=0.3, warm_up=1.0),
     "sop_plus, more": replace(METHODS["sop_plus"], use_trusted=True),
