@@ -85,7 +85,8 @@ Ways to make WRN-28-10 cheaper without changing the result. None is used in thes
 
 `python -m benchmarks.leaderboard` trains every core method and the strongest rivals with
 [the strong recipe](../docs/strong_recipe.md), two minutes each, on CIFAR-10N `random1`, CIFAR-10 `flip:0.4` and
-CIFAR-100N `fine`. """
+CIFAR-100N `fine`. A run that the time limit (`--seconds`) stops keeps its checkpoint, and the same command resumes it.
+"""
 
 
 @dataclass(frozen=True)

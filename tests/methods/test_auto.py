@@ -245,7 +245,10 @@ def test_epochs_of_the_strong_recipe_on_a_cpu(monkeypatch: pytest.MonkeyPatch, s
     settings = {name: value for name, value in RECIPES["strong"].items() if name != "epochs"}
     shortened = prepare(RunSpec.from_settings(None, data=str(small_photos), **settings), device=torch.device("cpu"))
     assert shortened.spec.recipe.epochs == 40
-    assert "fastnet for 40 epochs instead of 100, because there is no GPU (--epochs N" in shortened.summarize()
+    assert (
+        "fastnet for 40 epochs instead of 100, because there is no GPU (--epochs N sets another number; the"
+        in shortened.summarize()
+    )
     for changed, device in (({"epochs": 100}, "cpu"), ({}, "cuda")):
         spec = RunSpec.from_settings(None, data=str(small_photos), **settings, **changed)
         whole = prepare(spec, device=torch.device(device))

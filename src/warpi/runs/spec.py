@@ -275,9 +275,11 @@ class PreparedRun:
         if not spec.base.trains_network:
             work = f"{spec.method} compares models"
         if self.is_shortened:
-            work += f" instead of {STRONG['epochs']}, because there is no GPU (--epochs N sets another number)"
-        if self.reason:
-            work += f" ({self.reason}; --method NAME sets another)"
+            work += f" instead of {STRONG['epochs']}, because there is no GPU"
+        notes = ["--epochs N sets another number"] if self.is_shortened else []
+        notes += [f"{self.reason}; --method NAME sets another"] if self.reason else []
+        if notes:
+            work += f" ({'; '.join(notes)})"
         return (
             f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
         )
