@@ -67,6 +67,7 @@ FOR_LABELS: dict[tuple[str, str], dict[str, Any]] = {
     ("promix", "fine"): {"debias_loss": 0.5, "debias_labels": 0.5},
     ("disc", "flip"): {"memory": 0.95},
 }
+_SLOWER = {"rectifier", "strong_pair", "use_trusted"}  # settings with which a step takes longer
 _PROBE = {"epochs": 6, "warm_up": 3.0, "compile": True}  # `compile`: short runs are not compiled otherwise
 
 
@@ -117,8 +118,9 @@ def from_kept() -> dict[str, dict[str, Any]]:
     shared = {row["name"] for row in json.loads((KEPT / "summary.json").read_text()) if row.get("shared")}
     for run in find_runs([KEPT]):
         entry = run.spec["method"]
-        usual = run.spec["recipe"].get("average") and run.spec["recipe"]["batch_size"] == 512
-        if run.path.name in shared or entry not in ENTRIES or not usual or run.spec["changed"].get("rectifier"):
+        usual = run.spec["recipe"].get("average") and run.spec["recipe"]["batch_size"] == 512 and not run.spec["limit"]
+        slower = _SLOWER & run.spec["changed"].keys()
+        if run.path.name in shared or entry not in ENTRIES or not usual or slower:
             continue
         table[entry] = timed(run, float(run.spec["options"].get("warm_up", 0.0)))
     if "warpi_plus" in table:

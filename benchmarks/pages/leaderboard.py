@@ -2,6 +2,7 @@
 
     python -m benchmarks.leaderboard --root DATA --out runs/leaderboard
     python -m benchmarks.pages.leaderboard runs/leaderboard [FOLDER ...]      (without folders: only the page)
+    python -m benchmarks.pages.leaderboard --shared runs/leaderboard          runs that shared the GPU with others
 
 Copies the small files of the runs to docs/results/leaderboard. Without stored runs there is no page.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from benchmarks import leaderboard
 from benchmarks.common import ROOT
 from benchmarks.pages.status import PUBLISHED
-from benchmarks.pages.strong import each, keep, listed, seconds
+from benchmarks.pages.strong import each, keep, listed, seconds, summaries
 from warpi.methods.registry import METHODS
 from warpi.report.experiments import RunRecord, find_runs
 from warpi.utils.files import write_with_folder
@@ -37,6 +38,9 @@ Date: {date}.
     python -m benchmarks.pages.leaderboard runs/leaderboard
 
 """
+SHARED = """
+†: the run shared the GPU with others and took longer. Its number of epochs is that of two minutes alone.
+"""
 
 
 def page(folder: Path = KEPT) -> str:
@@ -49,15 +53,16 @@ def page(folder: Path = KEPT) -> str:
     ranks = mean_ranks({key: accuracy(group) for key, group in cells.items()})
     entries = sorted({entry for entry, _ in cells}, key=lambda e: (ranks.get(e, 1e9), e))
     about = {key: each(runs, key) for key in ("gpu", "torch", "date")}
+    shared = {row["name"] for row in summaries(folder) if row.get("shared")}
     lines = [f"| method | {' | '.join(TITLES.values())} | rank | epochs | seconds |", "|:---|" + "---:|" * 6]
     for entry in entries:
         groups = [cells.get((entry, labels), []) for labels in TITLES]
         first = next(group for group in groups if group)
         shown = [cell(group) for group in groups]
         rank = f"{ranks[entry]:.1f}" if entry in ranks else "–"
-        times = listed(first, lambda run: f"{sum(seconds(run)):.0f}")
+        times = listed(first, lambda run: f"{sum(seconds(run)):.0f}{'†' if run.path.name in shared else ''}")
         lines.append(f"| {title(entry)} | {' | '.join(shown)} | {rank} | {len(first[0].epochs)} | {times} |")
-    return INTRO.format(**about) + "\n".join(lines) + "\n"
+    return INTRO.format(**about) + "\n".join(lines) + "\n" + (SHARED if shared else "")
 
 
 def title(entry: str) -> str:
@@ -97,8 +102,8 @@ def mean_ranks(scores: dict[tuple[str, str], float]) -> dict[str, float]:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        keep([Path(folder) for folder in sys.argv[1:]], KEPT)
+    if folders := [Path(name) for name in sys.argv[1:] if name != "--shared"]:
+        keep(folders, KEPT, shared="--shared" in sys.argv)
     if any(KEPT.glob("*/spec.json")):
         write_with_folder(PAGE, page())
 

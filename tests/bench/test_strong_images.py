@@ -7,6 +7,7 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,23 @@ def test_page_shows_the_first_epochs_of_a_longer_schedule() -> None:
     assert len(strong.cut_off([{**row, "name": "plus_flip_seed0"}])) == 1
 
 
+def test_stored_runs_that_were_not_alone_or_not_usual_give_no_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kept,) = [row for row in strong.summaries(strong.KEPT) if row["name"] == "ce_clean_seed0"]
+    monkeypatch.setattr(leaderboard, "KEPT", tmp_path)
+    changes: dict[str, Any] = {"few": {"limit": 6160}, "with_trusted": {"changed": {"use_trusted": True}}, "shared": {}}
+    for name, change in {**changes, "usual": {}}.items():
+        folder = shutil.copytree(strong.KEPT / "ce_clean_seed0", tmp_path / name)
+        stored = json.loads((folder / "spec.json").read_text())
+        stored["spec"] |= change
+        (folder / "spec.json").write_text(json.dumps(stored))
+    (tmp_path / "summary.json").write_text(json.dumps([{**kept, "name": "shared", "shared": True}]))
+    assert leaderboard.from_kept()["ce"]["run"] == "usual"
+    shutil.rmtree(tmp_path / "usual")
+    assert leaderboard.from_kept() == {}
+
+
 def test_measured_seconds_give_the_number_of_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,11 +254,13 @@ def test_leaderboard_page(tmp_path: Path) -> None:
                 (folder / "results.jsonl").write_text(
                     json.dumps({"epoch": 1, "test_acc": score, "seconds": 2.0}) + "\n"
                 )
+    (tmp_path / "summary.json").write_text(json.dumps([{"name": "warpi_random1_seed1", "shared": True}]))
     page = leaderboard_page.page(tmp_path)
+    assert "†: the run shared the GPU" in page
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows[0] == "| `sop_plus` | 95.00 (2) / 95.70 | 90.00 (2) | 65.00 (2) / 63.88 | 1.3 | 1 | 2, 2 |"
     assert rows[1] == "| `ce` | 90.00 (2) | 91.00 (2) | 60.00 (2) | 1.7 | 1 | 2, 2 |"
-    assert rows[2] == "| `warpi`* | 92.00 (2) | 92.00 (2) | – | – | 1 | 2, 2 |"
+    assert rows[2] == "| `warpi`* | 92.00 (2) | 92.00 (2) | – | – | 1 | 2, 2† |"
 
 
 def test_scores_of_cleanlab_on_the_probabilities_of_an_audit() -> None:
