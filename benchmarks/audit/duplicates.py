@@ -22,7 +22,7 @@ from PIL import Image
 
 from benchmarks.common import RESULTS, made_on
 from warpi.audit.duplicates.find import find_duplicates
-from warpi.data.duplicates import neighbors
+from warpi.data.duplicates import near_copies
 from warpi.data.duplicates.result import Duplicates
 
 OUT = RESULTS / "duplicates.json"
@@ -143,11 +143,11 @@ def main() -> None:
         planted = plant(read_images(given.data, BATCH[given.part], given.images), folder, np.random.default_rng(0))
         if given.part == "choose":
             for threshold in (0.7, 0.8, 0.85, 0.88, 0.9, 0.93, 0.95):
-                neighbors.SIMILAR = threshold
+                near_copies.SIMILAR = threshold
                 result = measure_images(folder, planted)
                 print(threshold, {name: result[name] for name in ("recall", "precision", "not_planted")})
             return
-        result = {"images": measure_images(folder, planted), "threshold": neighbors.SIMILAR}
+        result = {"images": measure_images(folder, planted), "threshold": near_copies.SIMILAR}
     result["tables"] = {name: measure_table(name) for name in ("digits", "breast_cancer", "wine")}
     OUT.write_text(json.dumps({**made_on("torch", "numpy", "pillow"), **result}, indent=1) + "\n")
     print(json.dumps(result, indent=1))

@@ -326,7 +326,8 @@ def _copies(audit: Audit) -> list[str]:
     run = _name_of_run(audit)
     return [
         *sentences,
-        f"To keep one row of each group, run `warpi review {run}` and press D. `warpi audit {run} --csv FILE` lists them.",
+        f"To keep one row of each group, run `warpi review {run}` and press D. `warpi audit {run} --csv FILE` lists "
+        "them.",
     ]
 
 
