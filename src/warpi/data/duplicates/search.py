@@ -33,7 +33,7 @@ from warpi.errors import UserError
 
 # Limits of a bounded search
 MOST_ROWS = 10_000
-MOST_WORK = 2e11  # multiplications: about ten seconds of a CPU core
+MOST_WORK = 2e11  # multiplications: ten seconds of a CPU core for all pairs, 45 with an index
 MOST_FILES = 2_000  # image files that are not in memory
 MOST_PAIRS = 2_000  # pairs of images that are compared pixel by pixel
 MIN_SIDE = 32  # pixels; smaller images look too much alike to recognize near copies
@@ -44,7 +44,7 @@ def search(
 ) -> Duplicates:
     """Find copies within and across the parts, outliers, and images that cannot be used.
 
-    A bounded search skips near copies and outliers if they would take more than about ten seconds. It also skips parts
+    A bounded search skips near copies and outliers if they would take more than about a minute. It also skips parts
     whose inputs cannot be compared with those of the first one. `skipped` says why near copies were skipped.
     """
     if bounded:
