@@ -12,9 +12,6 @@ do.
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +21,7 @@ import numpy as np
 
 from benchmarks.audit.embed_cifar10 import read_vectors
 from benchmarks.common import RESULTS, ROOT, made_on, write_between
+from benchmarks.speed.large_data import COMMAND, measure
 
 OUT = RESULTS / "audit_any_model.json"
 MARKS = ("<!-- any_model begins -->", "<!-- any_model ends -->")
@@ -44,7 +42,7 @@ def predict(x: np.ndarray, given: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(cross_val_predict(model, x, given, cv=folds, method="predict_proba"))
 
 
-def measure(x: np.ndarray, given: np.ndarray, true: np.ndarray, seed: int) -> dict[str, Any]:
+def compare(x: np.ndarray, given: np.ndarray, true: np.ndarray, seed: int) -> dict[str, Any]:
     from cleanlab.filter import find_label_issues
     from cleanlab.rank import get_label_quality_scores
     from sklearn.metrics import roc_auc_score
@@ -75,8 +73,8 @@ def measure(x: np.ndarray, given: np.ndarray, true: np.ndarray, seed: int) -> di
     return {"seed": seed, "seconds": seconds, **about, "found": found}
 
 
-def measure_memory(n_rows: int, folder: Path) -> dict[str, float]:
-    """Peak memory and seconds of `warpi audit --probabilities` in a process of its own."""
+def write_rows(n_rows: int, folder: Path) -> list[str]:
+    """Write probabilities of 10 classes, labels and trusted rows; return the command that audits them."""
     rng = np.random.default_rng(0)
     p = np.lib.format.open_memmap(folder / "p.npy", "w+", np.float16, (n_rows, 10))
     given = np.empty(n_rows, np.int8)
@@ -90,12 +88,7 @@ def measure_memory(n_rows: int, folder: Path) -> dict[str, float]:
     lines = [f"{row},{p[row].argmax()}\n" for row in rows]
     (folder / "trusted.csv").write_text("row,true_label\n" + "".join(lines))
     files = [f"--{flag}={folder / name}" for flag, name in (("probabilities", "p.npy"), ("labels", "y.npy"))]
-    command = [sys.executable, "-m", "warpi", "audit", *files, f"--trusted={folder / 'trusted.csv'}"]
-    began = time.perf_counter()
-    subprocess.run([*command, f"--out={folder / 'out'}"], check=True)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    return {"rows": n_rows, "peak_gib": peak, "seconds": seconds}
+    return ["audit", *files, f"--trusted={folder / 'trusted.csv'}", f"--out={folder / 'out'}"]
 
 
 def write_page(record: dict[str, Any]) -> None:
@@ -112,9 +105,8 @@ def write_page(record: dict[str, Any]) -> None:
         f"{100 * np.mean([run['accuracy_of_p'] for run in runs]):.1f} %. The 90 % interval of the noise rate contains "
         f"the true rate in {inside} of {len(runs)} seeds. Mean (± standard deviation) of seeds {seeds}; "
     )
-    if "memory" in record:
-        memory = record["memory"]
-        text += f"{memory['rows']:,} rows take {memory['peak_gib']:.2f} GiB and {memory['seconds']:.0f} s; "
+    for used in record.get("memory", {}).values():
+        text += f"{used['rows']:,} rows take {used['peak_gib']:.2f} GiB and {used['cpu_s']:.0f} CPU s; "
     text += f"{about['machine']}, python {about['python']}, " + ", ".join(
         f"{name} {about[name]}" for name in ("warpi", "cleanlab", "scikit-learn", "numpy")
     )
@@ -132,14 +124,15 @@ def main() -> None:
     record = json.loads(OUT.read_text()) if OUT.exists() else {}
     if args.memory:
         with tempfile.TemporaryDirectory() as folder:
-            record["memory"] = measure_memory(args.memory, Path(folder))
-        print(record["memory"])
+            used = {"rows": args.memory, **measure(COMMAND, *write_rows(args.memory, Path(folder)))}
+        record["memory"] = {**record.get("memory", {}), str(args.memory): used}
+        print(used)
     if args.features:
         x, true = read_vectors(args.features)
         given = np.load(args.labels)["random1"][: len(true)].astype(np.int64)
         runs = []
         for seed in map(int, args.seeds.split(",")):
-            runs.append(measure(x, given, true, seed))
+            runs.append(compare(x, given, true, seed))
             print(json.dumps(runs[-1]), flush=True)
         record |= {"rows": len(true), "runs": runs, "made": made_on("warpi", "cleanlab", "scikit-learn", "numpy")}
     OUT.write_text(json.dumps(record, indent=1) + "\n")

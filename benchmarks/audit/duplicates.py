@@ -1,6 +1,7 @@
 """Planted copies in a folder of real images, and in real tables: how many `find_duplicates` finds.
 
     python -m benchmarks.audit.duplicates --data FOLDER [--images 2000] [--part choose|report]
+    python -m benchmarks.audit.duplicates --part many [--rows 100000]      vectors, with and without the index of faiss
 
 FOLDER holds cifar-10-batches-py. The images are enlarged to 96 x 96 pixels. A fifth of them get one planted copy: the
 same file, a crop that cuts up to 10 % off the width and the height at a random place, JPEG of quality 40 to 90,
@@ -22,8 +23,8 @@ from PIL import Image
 
 from benchmarks.common import RESULTS, made_on
 from warpi.audit.duplicates.find import find_duplicates
-from warpi.data.duplicates import neighbors
-from warpi.data.duplicates.result import Duplicates
+from warpi.data.duplicates import near_copies
+from warpi.data.duplicates.result import OUTLIER, Duplicates
 
 OUT = RESULTS / "duplicates.json"
 KINDS = ("exact", "crop", "jpeg", "brightness", "all three")
@@ -132,24 +133,61 @@ def measure_table(name: str, seed: int = 0) -> dict[str, Any]:
     }
 
 
+def measure_many(n: int, d: int = 64) -> dict[str, Any]:
+    """Vectors around 50 centers. One in a hundred has a near copy, and one in a thousand is far from all others."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(0, 0.7, (50, d))[rng.integers(0, 50, n)] + rng.normal(size=(n, d))
+    x[-(n // 1000) :] *= 4
+    rows = rng.choice(n - n // 1000, n // 100, replace=False)
+    x = np.concatenate([x, x[rows] + 0.02 * rng.normal(size=(len(rows), d))]).astype(np.float32)
+    wanted = {(int(row), n + i) for i, row in enumerate(rows)}
+    limit, measured = near_copies.EXACT, {}
+    for name, exact in (("all pairs", len(x)), ("index", limit)):
+        near_copies.EXACT = exact
+        assert near_copies.uses_index(len(x)) == (name == "index"), "install faiss-cpu"
+        began = time.process_time()
+        pairs, score = near_copies.find_close_vectors(x, False)
+        seconds = time.process_time() - began
+        found = {*zip(pairs.a.tolist(), pairs.b.tolist(), strict=True)}
+        far = np.flatnonzero(score > OUTLIER)
+        measured[name] = {
+            "recall": len(found & wanted) / len(wanted),
+            "precision": len(found & wanted) / max(len(found), 1),
+            "outlier_recall": float(np.mean(np.isin(np.arange(n - n // 1000, n), far))),
+            "outlier_precision": float(np.mean((far >= n - n // 1000) & (far < n))),
+            "cpu_seconds": round(seconds, 1),
+        }
+    near_copies.EXACT = limit
+    return {"rows": len(x), "features": d, "planted": len(wanted), **measured}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--part", choices=BATCH, default="report")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--part", choices=(*BATCH, "many"), default="report")
     given = parser.parse_args()
+    stored = json.loads(OUT.read_text()) if OUT.exists() else {}
+    if given.part == "many":
+        stored["many"] = {**made_on("faiss-cpu", "numpy", "scikit-learn"), **measure_many(given.rows)}
+        OUT.write_text(json.dumps(stored, indent=1) + "\n")
+        print(json.dumps(stored["many"], indent=1))
+        return
+    if given.data is None:
+        parser.error("--data is required")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "images"
         planted = plant(read_images(given.data, BATCH[given.part], given.images), folder, np.random.default_rng(0))
         if given.part == "choose":
             for threshold in (0.7, 0.8, 0.85, 0.88, 0.9, 0.93, 0.95):
-                neighbors.SIMILAR = threshold
+                near_copies.SIMILAR = threshold
                 result = measure_images(folder, planted)
                 print(threshold, {name: result[name] for name in ("recall", "precision", "not_planted")})
             return
-        result = {"images": measure_images(folder, planted), "threshold": neighbors.SIMILAR}
+        result = {"images": measure_images(folder, planted), "threshold": near_copies.SIMILAR}
     result["tables"] = {name: measure_table(name) for name in ("digits", "breast_cancer", "wine")}
-    OUT.write_text(json.dumps({**made_on("torch", "numpy", "pillow"), **result}, indent=1) + "\n")
+    OUT.write_text(json.dumps({**stored, **made_on("torch", "numpy", "pillow"), **result}, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

@@ -253,7 +253,7 @@ def speed(given: argparse.Namespace) -> None:
     """Training episodes per second on CIFAR-FS 5-way 1-shot with 15 queries per class."""
     prepare(given)
     device = torch.device(given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    data = runs._loaded("cifar_fs", str(given.root)).to(device)
+    data = runs._read_builtin("cifar_fs", str(given.root)).to(device)
     rows: list[dict[str, Any]] = json.loads(given.json.read_text()) if given.json.exists() else []
     wide = ("bilstm", "none", "exact", "lstm", "rff", "rbf", "protonet", "r2d2")
     how = ("compiled", "captured", "")  # a step as one CUDA graph, with or without fused kernels, or kernel by kernel
@@ -356,7 +356,7 @@ def prepare(given: argparse.Namespace) -> None:
 
         return FewShotData(name, part(0), part(1), part(2))
 
-    runs._loaded = random_data  # type: ignore[assignment]
+    runs._read_builtin = random_data  # type: ignore[assignment]
     TINY.update(tasks=1, train_ways=0, queries=2, val_every=2, val_tasks=2, iterations=2, precision="32")
 
 

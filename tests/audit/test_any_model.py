@@ -35,6 +35,15 @@ def test_chunks_give_the_result_of_the_whole() -> None:
     assert parts.facts == whole.facts
 
 
+def test_an_audit_without_posterior_is_the_same_otherwise() -> None:
+    whole = audit_array(P, GIVEN, CLASSES, TRUSTED)
+    less = audit_array(P, GIVEN, CLASSES, TRUSTED, keep_posterior=False)
+    assert less.learned_posterior is None
+    columns, expected = less.columns(), whole.columns()
+    assert all(np.array_equal(columns[name], values) for name, values in expected.items())
+    assert less.summary() == whole.summary()
+
+
 def test_trusted_rows_teach_the_pair_model() -> None:
     result = audit(probabilities=P, labels=GIVEN, trusted=(ROWS, TRUE[ROWS]))
     features, names = pair_features(P, GIVEN)

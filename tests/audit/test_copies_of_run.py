@@ -56,6 +56,26 @@ def test_the_table_names_copies_contradictions_leaks_and_outliers(run: Run, made
     assert made.summary()["copies"]["across_parts"] == {"train and trusted": 1, "train and test": 1}
 
 
+def test_outliers_are_printed_even_if_there_is_no_copy(
+    made: Audit, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert made.copies is not None
+    none = replace(made.copies, group=np.full_like(made.copies.group, -1), similarity=made.copies.similarity * 0)
+    assert none.has_findings
+    assert none.unusual()[59] == "outlier"
+    clean = replace(none, outlier_score=none.outlier_score * 0)
+    assert not clean.has_findings
+    assert replace(clean, skipped="10,001 rows are too many").has_findings
+    for copies, n_lines in ((none, 2), (clean, 0)):
+        monkeypatch.setattr(
+            "warpi.audit.make_audit.audit", lambda *_, copies=copies, **__: replace(made, copies=copies)
+        )
+        assert main(["audit", str(run.path)]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("copies: ")]
+        assert len(lines) == n_lines
+        assert all("outlier" in line for line in lines[1:])
+
+
 def test_copies_are_stored_and_read_back(run: Run, made: Audit, tmp_path: Path) -> None:
     made.save(tmp_path)
     stored = read_audit(tmp_path)

@@ -12,7 +12,7 @@ import torch
 from warpi.audit import find_duplicates
 from warpi.cli import main
 from warpi.data.dataset import Dataset
-from warpi.data.duplicates import search
+from warpi.data.duplicates import near_copies, search
 from warpi.data.duplicates.leaks import describe_leaks
 from warpi.data.duplicates.thumbnails import compare, make_thumbnails, mark_blank
 from warpi.data.numeric import make_features
@@ -222,3 +222,50 @@ def test_a_bounded_search_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatc
     assert lines[-1] == "near copies were not searched for (7 rows are too many); to search for them: C"
     small = Dataset("small", make_images(x[:, :, ::4, ::4].contiguous()), y, ("a", "b"))
     assert find_duplicates(small).describe()[-1].endswith("fewer than 32 pixels per side look too much alike")
+
+
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # of faiss, when it is imported
+def test_an_index_finds_the_copies_and_outliers_of_a_comparison_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 16)).astype(np.float32)
+    x[2900:2960] = x[:60] + 0.01 * rng.normal(size=(60, 16))
+    x[2960:2964] = 30.0 * np.eye(4, 16)  # alone in their cells, with too few rows around them
+    assert not near_copies.uses_index(3000)
+    exact, scores = near_copies.find_close_vectors(x, False)
+    monkeypatch.setattr(near_copies, "EXACT", 2999)
+    assert near_copies.uses_index(3000)
+    assert near_copies.work(3000, 16) < 3000 * 3000 * 16 / 5
+    asked: list[int] = []
+    search = near_copies._nearest_by_index
+
+    def count(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        distance, index = search(x, k)
+        index[7, 3] = -1
+        asked.append(len(x))
+        return distance, index
+
+    monkeypatch.setattr(near_copies, "_nearest_by_index", count)
+    pairs, indexed_scores = near_copies.find_close_vectors(x, False)
+    assert asked == [3000]
+    assert {(i, 2900 + i) for i in range(60)} == {*zip(exact.a.tolist(), exact.b.tolist(), strict=True)}
+    assert {*zip(pairs.a.tolist(), pairs.b.tolist(), strict=True)} == {*zip(exact.a, exact.b, strict=True)}
+    np.testing.assert_allclose(pairs.similarity, exact.similarity, atol=1e-3)
+    assert (np.flatnonzero(scores > 5) == np.flatnonzero(indexed_scores > 5)).all()
+    assert (scores[2960:2964] > 5).all()
+    assert np.median(np.abs(indexed_scores - scores)) < 0.1
+    again, _ = near_copies.find_close_vectors(x, False)
+    assert (again.a == pairs.a).all()
+    assert (again.similarity == pairs.similarity).all()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_bounded_search_among_many_rows_needs_an_index(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    split = Split(make_features(torch.zeros(4, 20)), torch.arange(4), torch.zeros(4).long())
+    monkeypatch.setattr(near_copies, "find_spec", lambda _: object() if installed else None)
+    expected = "" if installed else "10,001 rows are too many without the package faiss-cpu"
+    assert search.reason_to_skip(split, 10_001, True) == expected
+    assert search.reason_to_skip(split, 10_001, False) == ""
+    wide = Split(make_features(torch.zeros(4, 2000)), torch.arange(4), torch.zeros(4).long())
+    assert search.reason_to_skip(wide, 10_000, True) == ""
+    assert search.reason_to_skip(wide, 100_000, True).startswith("100,000 rows ")

@@ -159,6 +159,7 @@ def test_copies_are_counted_and_shown_side_by_side(tmp_path: Path) -> None:
         of_data=np.array([True, True, False, False]),
         skipped="50,000 rows are too many",
     )
+    odd = replace(found, group=np.full(4, -1), outlier_score=np.array([9.0, 0, 0, 0]), problem=("", "blank", "", "?"))
     group = (
         ShownCopy("train", 0, NASTY, PIXELS, (("file", NASTY),), True),
         ShownCopy("test", 0, "b", "", (("width", "3.2"),), False),
@@ -172,7 +173,7 @@ def test_copies_are_counted_and_shown_side_by_side(tmp_path: Path) -> None:
     page = Page(to_html(summarize(runs), runs, [shown]))
     assert page.loads == [PIXELS]
     for part in (
-        "3 of 4 rows have a copy: 2 an exact one, 1 a near one. They form 1 groups.",
+        "3 of 4 rows have a copy: 2 an exact one, 1 a near one. They form 1 group.",
         "In 1 of the groups the labels contradict each other, so some of them must be wrong.",
         "1 of 1 test rows have a copy among the training rows, so the accuracy on test rows may be too high.",
         "Near copies were not searched for: 50,000 rows are too many.",
@@ -182,6 +183,11 @@ def test_copies_are_counted_and_shown_side_by_side(tmp_path: Path) -> None:
         "test, row 0",
         "3.2",
     ):
+        assert part in page.words, part
+    assert "Outliers" not in page.words
+    page = Page(to_html(summarize(runs), runs, [replace(without, audit=replace(detail.audit, copies=odd))]))
+    assert "Copies" not in page.words
+    for part in ("1 outlier.", "1 blank image.", "Cannot be read: 1 image.", "press F", "warpi audit RUN --csv FILE"):
         assert part in page.words, part
 
 

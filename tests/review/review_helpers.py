@@ -121,6 +121,18 @@ def make_copies(items: Items, groups: list[list[int]], tested: dict[int, int]) -
     return replace(items, audit=replace(items.audit, copies=found), test=test)
 
 
+def make_unusual(items: Items, outliers: list[int], problems: dict[int, str]) -> Items:
+    """Items whose audit has found outliers, and images without content, among the rows and in a separate test set."""
+    with_copies = make_copies(items, [], {})
+    assert with_copies.audit is not None
+    found = with_copies.audit.copies
+    assert found is not None
+    score = np.where(np.isin(np.arange(len(found)), outliers), 9.0, 0.0)
+    problem = tuple(problems.get(i, "") for i in range(len(found)))
+    copies = replace(found, outlier_score=score, problem=problem)
+    return replace(with_copies, audit=replace(with_copies.audit, copies=copies))
+
+
 class Client:
     """Sends requests like a browser, or like an attacker."""
 

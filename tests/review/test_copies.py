@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from review_helpers import Client, make_audited_items, make_copies, make_decisions, serve
+from review_helpers import Client, make_audited_items, make_copies, make_decisions, make_unusual, serve
 
 import warpi
 from warpi.audit.checked_labels import read_checked
@@ -22,7 +22,7 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
-from warpi.review.copies import Copies, copies_of
+from warpi.review.copies import Copies, copies_of, unusual_rows
 from warpi.review.correct import apply_corrections, correct
 from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.review.items import Items
@@ -118,6 +118,26 @@ def test_people_do_not_see_copies(items: Items, tmp_path: Path) -> None:
         assert ann.ask("GET", "/api/session")[1]["copies"] == 0
         assert ann.ask("GET", "/api/copies")[0] == ann.ask("GET", "/copy/12")[0] == 403
         assert client.ask("GET", "/api/copies")[0] == 200
+
+
+def test_outliers_and_blank_images_are_a_scope_of_their_own(tmp_path: Path) -> None:
+    items = make_unusual(make_audited_items(12, ("cat", "dog", "emu")), [3, 12], {5: "blank", 13: "cannot be read: x"})
+    with serve(items, tmp_path, people=("ann", "bob")) as client:
+        assert client.ask("GET", "/api/session")[1]["unusual"] == 2, "rows of the test set are not reviewed"
+        found = client.ask("GET", "/api/items?scope=unusual")[1]
+        assert {item["row"]: item["unusual"] for item in found["items"]} == {3: "outlier", 5: "blank image"}
+        assert found["total"] == 2
+        every = client.ask("GET", "/api/items?scope=all")[1]["items"]
+        assert sum(item["unusual"] == "" for item in every) == 10
+        _, answer, _ = client.decide(5, "unsure")
+        assert {name: answer["counts"]["unusual"][name] for name in ("open", "unsure")} == {"open": 1, "unsure": 1}
+        client.decide(0, "keep")
+        counts = client.ask("GET", "/api/session")[1]["counts"]
+        assert (counts["unusual"]["kept"], counts["all"]["kept"], counts["all"]["open"]) == (0, 1, 10)
+        seen = [Client(client.server, name).ask("GET", "/api/items?scope=unusual")[1] for name in ("ann", "bob")]
+        assert sorted(item["row"] for each in seen for item in each["items"]) == [3, 5]
+        assert client.ask("GET", "/api/items?scope=odd")[0] == 400
+    assert unusual_rows(replace(items, audit=None)) == {}
 
 
 def decide(items: Items, folder: Path, *kept: int) -> dict[int, Any]:

@@ -18,7 +18,7 @@ import torch
 if os.environ.get("WARPI_BROWSER") != "required":
     pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
-from review_helpers import make_audited_items, make_copies, make_images, serve
+from review_helpers import make_audited_items, make_copies, make_images, make_unusual, serve
 
 from warpi.audit.decisions import Store
 from warpi.cli.app import main
@@ -604,4 +604,29 @@ def test_copies_side_by_side(browser: Browser, errors: list[str], tmp_path: Path
         folder_of = Path(page.locator("#exported code").nth(0).inner_text()).parent
         with (folder_of / "corrected.csv").open(newline="") as file:
             assert {int(line["row"]) for line in csv.DictReader(file)} == set(range(12)) - {1, 4, 7}
+        page.context.close()
+
+
+def test_outliers_and_blank_images_are_shown_alone(browser: Browser, errors: list[str], tmp_path: Path) -> None:
+    items = make_audited_items(20, ("ant", "bee"))
+    with serve(items, tmp_path / "plain") as client:
+        page = open_page(browser, client.server.link, errors)
+        assert page.locator("#scope option").all_inner_texts() == ["suspicious rows", "all rows"]
+        page.context.close()
+    with serve(make_unusual(items, [4], {7: "blank"}), tmp_path / "unusual") as client:
+        page = open_page(browser, client.server.link, errors)
+        page.keyboard.press("f")
+        page.locator("#scope").select_option("unusual")
+        expect(page.locator("#count")).to_have_text("0 of 2 unusual rows reviewed")
+        for row, tag in ((4, "outlier"), (7, "blank image")):
+            expect(page.locator("#stage")).to_have_attribute("data-row", str(row))
+            expect(page.locator("#where .tag")).to_have_text(tag)
+            for width in WIDTHS:
+                page.set_viewport_size(ViewportSize(width=width, height=844))
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                if folder := os.environ.get("WARPI_SCREENSHOTS"):
+                    page.screenshot(path=f"{folder}/unusual-{row}-{width}.png")
+            page.keyboard.press("Escape")
+            page.keyboard.press("u")
+        expect(page.locator("#empty-title")).to_have_text("All done")
         page.context.close()

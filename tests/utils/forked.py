@@ -62,7 +62,7 @@ class Forked:
                 self.code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > end:
                 os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
+                self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
                 raise AssertionError(f"process {self.pid} hangs: {self.output()}")
             else:
                 time.sleep(0.001)

@@ -413,10 +413,10 @@ class Server:
         self.number += 1
         return Ranks(self.folder / f"log{self.number}", ranks, do, **options)
 
-    def run(self, ranks: int, do: str | list[str] | list[list[str]], **options: Any) -> Ranks:
+    def run(self, ranks: int, do: str | list[str] | list[list[str]], seconds: float = 60.0, **options: Any) -> Ranks:
         """Start the ranks and wait for their successful end."""
         running = self.start(ranks, do, **options)
-        assert running.codes() == [0] * ranks, running.log()
+        assert running.codes(seconds) == [0] * ranks, running.log()
         return running
 
 
@@ -486,10 +486,11 @@ def test_four_ranks(server: Server, tmp_path: Path) -> None:
             assert_same(load_file(tmp_path / f"{name}.3"), trained(method, net, **recipe))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("names", [["warpi_plus", *MORE], pytest.param(OTHERS, marks=pytest.mark.slow)])
 def test_every_method_with_two_ranks(names: list[str], server: Server, tmp_path: Path) -> None:
     """In float32."""
-    server.run(2, "do_train_four_epochs", out=str(tmp_path), names=names)
+    server.run(2, "do_train_four_epochs", seconds=10.0 * len(names), out=str(tmp_path), names=names)
     differences = {}
     for name in names:
         got, other = (load_file(tmp_path / f"{name}.{r}") for r in (0, 1))

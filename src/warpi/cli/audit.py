@@ -129,7 +129,7 @@ def _print_audit(audit: "Audit") -> None:
             cells.append("" if c["low"] is None else f"{100 * c['low']:.1f} to {100 * c['high']:.1f}")
         table.add_row(*map(cell, (*cells, int(issues.sum()), most_frequent)))
     Console(highlight=False).print(table)
-    if audit.copies is not None and (audit.copies.group >= 0).any():
+    if audit.copies is not None and audit.copies.has_findings:
         for line in audit.copies.describe():
             say(f"copies: {line}")
     say(f"probabilities: {audit.facts['probabilities']}")

@@ -88,7 +88,8 @@ def audit_probabilities(given: Mapping[str, Any]) -> "tuple[Audit, list[str] | N
         paths = list(dataset.files.paths) if dataset.files else None
         ids, keep = (read_names(given[name]) for name in ("id", "keep"))
         copied = read_copied_columns(given["data"], dataset.encoding, ids, keep)
-    result = audit_probabilities(given["probabilities"], labels, given["trusted"], classes, given["threshold"])
+    values = (given["probabilities"], labels, given["trusted"], classes, given["threshold"])
+    result = audit_probabilities(*values, keep_posterior=False)  # no table shows it
     return result, paths, copied
 
 

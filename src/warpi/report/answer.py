@@ -58,6 +58,7 @@ def answer(detail: Detail) -> dict[str, Any] | None:
         "suspects": detail.suspects,
         "copies": _copies(audit),
         "copy_groups": detail.copies,
+        "unusual": _unusual(audit),
         "probabilities": audit.facts["probabilities"],
         "uncertainty": audit.facts["uncertainty"],
         "accuracy": audit.facts.get("trusted_accuracy"),
@@ -310,7 +311,7 @@ def _copies(audit: Audit) -> list[str]:
     n = counts["labels_differ"]
     sentences = [
         f"{counts['exact'] + counts['near']:,} of {len(found):,} rows have a copy: {counts['exact']:,} an exact one, "
-        f"{counts['near']:,} a near one. They form {counts['groups']:,} groups."
+        f"{counts['near']:,} a near one. They form {format_count(counts['groups'], 'group')}."
     ]
     if n:
         sentences.append(f"In {n:,} of the groups the labels contradict each other, so some of them must be wrong.")
@@ -322,13 +323,39 @@ def _copies(audit: Audit) -> list[str]:
         )
     if found.skipped:
         sentences.append(f"Near copies were not searched for: {found.skipped}.")
-    run = audit.facts.get("run")
-    name = "RUN" if run is None else shlex.quote(str(run))
+    run = _name_of_run(audit)
     return [
         *sentences,
-        f"To keep one row of each group, run `warpi review {name}` and press D. `warpi audit {name} --csv FILE` lists "
+        f"To keep one row of each group, run `warpi review {run}` and press D. `warpi audit {run} --csv FILE` lists "
         "them.",
     ]
+
+
+def _unusual(audit: Audit) -> list[str]:
+    """What the audit says about outliers and images without content, in sentences; empty without any."""
+    found = audit.copies
+    counts = {} if found is None else found.summary()
+    sentences = []
+    if n := counts.get("outliers"):
+        sentences.append(f"Far from all other rows: {format_count(n, 'outlier')}.")
+    if n := counts.get("blank"):
+        sentences.append(f"One color and nothing else: {format_count(n, 'blank image')}.")
+    if n := counts.get("broken"):
+        sentences.append(f"Cannot be read: {format_count(n, 'image')}.")
+    if not sentences:
+        return []
+    run = _name_of_run(audit)
+    return [
+        *sentences,
+        f"To look at outliers and blank images, run `warpi review {run}`, press F and choose them under *Show*. "
+        f"`warpi audit {run} --csv FILE` lists all of them.",
+    ]
+
+
+def _name_of_run(audit: Audit) -> str:
+    """The folder of the run as part of a command."""
+    run = audit.facts.get("run")
+    return "RUN" if run is None else shlex.quote(str(run))
 
 
 def _number_of(rate: Rate) -> str:

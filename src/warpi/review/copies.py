@@ -147,3 +147,9 @@ def copies_of(items: Items) -> Copies | None:
         if is_separate.any() and (split is None or int(duplicates.row[is_separate].max()) >= len(split.examples)):
             return None
     return Copies(items, duplicates)
+
+
+def unusual_rows(items: Items) -> dict[int, str]:
+    """Outliers and blank images among the rows of the data set, as the audit of a run has found them."""
+    duplicates = None if items.audit is None else items.audit.copies
+    return {} if duplicates is None else duplicates.unusual()

@@ -1,5 +1,6 @@
 """The requests of the review page and their responses as JSON."""
 
+from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.audit.decisions import ACTIONS, AUTOMATIC, COPIES, Choice, Decision, Outcome, Store
-from warpi.review.copies import MOST_SHOWN, Copies, copies_of
+from warpi.review.copies import MOST_SHOWN, Copies, copies_of, unusual_rows
 from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, dropped_rows, state_of
 from warpi.review.export import fit_command, write_all
 from warpi.review.items import Items
@@ -56,7 +57,9 @@ class ReviewSession:
         self.folder = folder
         self.settings = settings  # of the run or the data, without defaults
         self.blind = blind or default_blind(items)  # rows whose labels are hidden until a class is chosen
-        self._is_first: list[bool] = items.review_first.tolist()  # a list: indexing single elements of arrays is slow
+        self.unusual = unusual_rows(items)
+        unusual = np.isin(items.row, [*self.unusual])
+        self._scopes = {"all": items.review_first | True, "first": items.review_first, "unusual": unusual}
         self._counted: tuple[Mapping[int, Decision] | None, Json] = (None, {})  # decisions and their counts
 
     def session(self) -> Json:
@@ -77,11 +80,12 @@ class ReviewSession:
             "person": self.person,
             "people": self.people is not None,
             "copies": len(self.copies.groups) if self.copies else 0,
+            "unusual": int(self._scopes["unusual"].sum()),
             "counts": self.counts(),
         }
 
     def counts(self) -> Json:
-        """Number of items by state: of all items, and of those to review first."""
+        """Number of items by state: of all items, of those to review first, and of the unusual ones."""
         decisions = self.store.current_decisions()
         counted, counts = self._counted
         if counted is not decisions:
@@ -90,17 +94,14 @@ class ReviewSession:
         return counts
 
     def _count(self, decisions: Mapping[int, Decision]) -> Json:
-        items = self.items
-        total = dict.fromkeys(_ALL_STATES, 0)
-        first = dict.fromkeys(_ALL_STATES, 0)
-        for row, decision in decisions.items():
-            if (i := items.position.get(row)) is not None:
-                state = state_of(decision)
-                total[state] += 1
-                first[state] += self._is_first[i]
-        total["open"] = len(items) - sum(total.values())
-        first["open"] = int(items.review_first.sum()) - sum(first.values())
-        return {"all": total, "first": first}
+        position = self.items.position
+        decided = [(position[row], state_of(decision)) for row, decision in decisions.items() if row in position]
+        counts = {}
+        for scope, members in self._scopes.items():
+            is_member = members[[i for i, _ in decided]].tolist()
+            states = Counter(state for (_, state), inside in zip(decided, is_member, strict=True) if inside)
+            counts[scope] = {**dict.fromkeys(_ALL_STATES, 0), **states, "open": int(members.sum()) - states.total()}
+        return counts
 
     def list_items(self, query: Mapping[str, str]) -> Json:
         """Items that match the filters, starting after position `after` in the chosen order."""
@@ -109,9 +110,9 @@ class ReviewSession:
         limit = min(max(0, _integer(query, "limit", 20)), _MAX_ITEMS)
         state = query.get("state", "all")
         scope = query.get("scope", "all")
-        if state not in ("all", "decided", *_ALL_STATES) or scope not in ("all", "first"):
+        if state not in ("all", "decided", *_ALL_STATES) or scope not in self._scopes:
             raise RequestRefused("unknown state or scope")
-        matches = items.review_first.copy() if scope == "first" else items.review_first | True
+        matches = self._scopes[scope].copy()
         for name, labels in (("given", items.given[items.row]), ("suggested", items.suggested)):
             if label := query.get(name):
                 matches &= labels == self.class_index(label)
@@ -160,6 +161,7 @@ class ReviewSession:
             "uncertainty": finite(float(items.uncertainty[i])),
             "first": bool(items.review_first[i]),
             "random": row in items.random_rows,
+            "unusual": self.unusual.get(row, ""),
             "becomes_trusted": items.represents_data(row),
             "blind": self.blind == "all" or (self.blind == "random" and row in items.random_rows),
             "p": None if p is None or None in p else p,

@@ -45,26 +45,31 @@ def audit_array(
     trusted: TrustedRows | None = None,
     threshold: float = 0.5,
     chunk: int = CHUNK,
+    keep_posterior: bool = True,
 ) -> Audit:
     """Audit labels `given` [N] by the probabilities [N, K] of any model that was not trained on the row it predicts.
 
     With 20 trusted rows or more, P(true class | probabilities, given label) is learned from them (`pair_model`).
     Pairs of labels without row numbers only correct the transition matrix. Results do not depend on the size of the
-    chunks, except by rounding.
+    chunks, except by rounding. Without `keep_posterior`, the result has no `learned_posterior`, the largest array.
     """
     _check_shapes(probabilities, given, classes, threshold)
     trusted = trusted or TrustedRows.none()
     judge = _fit(probabilities, given, trusted)
     N, K = probabilities.shape
-    q: NDArray[Any] = np.empty((N, K), np.float32)  # half the memory
+    q: NDArray[Any] = np.empty((N if keep_posterior else 0, K), np.float32)  # half the memory
     judged = JudgedRows(np.empty(N, np.int64), np.empty(N), np.empty(N))
     for rows, p in _chunks(probabilities, chunk):
-        q[rows] = part = judge.posterior(p, given[rows])
+        part = judge.posterior(p, given[rows])
         judged.fill(rows, part, given[rows])
+        if keep_posterior:
+            q[rows] = part
     facts = _describe(judge, trusted, classes, threshold)
     result = finish_audit(np.arange(N), given, probabilities, judge.T, judged, trusted, judge.left_out, classes, facts)
-    q[trusted.row] = np.eye(K)[trusted.true]
     _warn(facts, judge, len(trusted.pairs_true))
+    if not keep_posterior:
+        return result
+    q[trusted.row] = np.eye(K)[trusted.true]
     return replace(result, learned_posterior=q)
 
 
@@ -233,6 +238,7 @@ def audit_probabilities(
     trusted: object = None,
     classes: Sequence[str] | None = None,
     threshold: float = 0.5,
+    keep_posterior: bool = True,
 ) -> Audit:
     """Audit labels by the probabilities of any model; see `warpi.audit.audit` for the arguments."""
     p, columns = read_probabilities(probabilities)
@@ -241,4 +247,5 @@ def audit_probabilities(
     values = read_labels(labels)
     names = choose_classes(values, columns, p.shape[1], classes)
     given = encode(values, names, "labels")
-    return audit_array(p, given, names, read_trusted(trusted, names, len(given)), threshold)
+    checked = read_trusted(trusted, names, len(given))
+    return audit_array(p, given, names, checked, threshold, keep_posterior=keep_posterior)

@@ -48,6 +48,20 @@ class Duplicates:
     def is_outlier(self) -> NDArray[np.bool_]:
         return self.outlier_score > OUTLIER
 
+    @property
+    def has_findings(self) -> bool:
+        """Whether there is anything to tell: a copy, an outlier, a useless image, or a search that was left out."""
+        return bool((self.group >= 0).any() or self.is_outlier.any() or any(self.problem) or self.skipped)
+
+    def unusual(self) -> dict[int, str]:
+        """The rows of the data set that are outliers or images without content, and what each of them is."""
+        columns = (self.row.tolist(), self.problem, self.is_outlier.tolist(), self.of_data.tolist())
+        return {
+            row: {"": "outlier", "blank": "blank image"}.get(problem, problem)
+            for row, problem, is_outlier, of_data in zip(*columns, strict=True)
+            if of_data and (problem or is_outlier)
+        }
+
     def _vary(self, values: tuple[str, ...]) -> NDArray[np.bool_]:
         """Which rows belong to a group whose rows differ in these values.  [N]"""
         seen: dict[int, set[str]] = {}

@@ -11,12 +11,15 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from warpi.data.duplicates.near_copies import (
+    EXACT,
     Floats,
     Ints,
     Pairs,
     TooManyPairs,
     find_close_vectors,
     find_similar_images,
+    uses_index,
+    work,
 )
 from warpi.data.duplicates.result import Duplicates
 from warpi.data.duplicates.thumbnails import make_thumbnails, mark_blank, read_thumbnails
@@ -30,7 +33,7 @@ from warpi.errors import UserError
 
 # Limits of a bounded search
 MOST_ROWS = 10_000
-MOST_WORK = 2e11  # rows squared times features: about ten seconds of a CPU core
+MOST_WORK = 2e11  # multiplications: ten seconds of a CPU core for all pairs, 45 with an index
 MOST_FILES = 2_000  # image files that are not in memory
 MOST_PAIRS = 2_000  # pairs of images that are compared pixel by pixel
 MIN_SIDE = 32  # pixels; smaller images look too much alike to recognize near copies
@@ -41,7 +44,7 @@ def search(
 ) -> Duplicates:
     """Find copies within and across the parts, outliers, and images that cannot be used.
 
-    A bounded search skips near copies and outliers if they would take more than about ten seconds. It also skips parts
+    A bounded search skips near copies and outliers if they would take more than about a minute. It also skips parts
     whose inputs cannot be compared with those of the first one. `skipped` says why near copies were skipped.
     """
     if bounded:
@@ -102,11 +105,15 @@ def reason_to_skip(split: Split, n: int, bounded: bool) -> str:
     files, pictures = isinstance(split.examples, FileExamples), has_pictures(split)
     if len(split.examples.shape) == 3 and not (files or pictures):
         return f"images with fewer than {MIN_SIDE} pixels per side look too much alike"
-    if bounded and n > (MOST_FILES if files else MOST_ROWS):
-        return f"{n:,} rows are too many"
     d = math.prod(split.examples.shape)
     is_dense = not (files or pictures or isinstance(split.examples, SparseExamples))
-    return f"{n:,} rows with {d:,} features are too many" if bounded and is_dense and n * n * d > MOST_WORK else ""
+    is_indexed = is_dense and uses_index(n)
+    advice = " without the package faiss-cpu" if is_dense and n > EXACT and not is_indexed else ""
+    if bounded and n > (MOST_FILES if files else MOST_ROWS) and not is_indexed:
+        return f"{n:,} rows are too many{advice}"
+    if bounded and is_dense and work(n, d) > MOST_WORK:
+        return f"{n:,} rows with {d:,} features are too many{advice}"
+    return ""
 
 
 def _kind_of(split: Split) -> object:

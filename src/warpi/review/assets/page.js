@@ -231,7 +231,7 @@ function showProgress() {
   const counts = session.counts[filters.scope];
   const sum = countAll(counts);
   const done = counts.kept + counts.changed + counts.unsure + counts.accepted + counts.dropped;
-  const what = filters.scope !== "first" || (!session.audited && !session.listed) ? "rows" : session.listed ? "rows of the list" : "suspicious rows";
+  const what = filters.scope === "unusual" ? "unusual rows" : filters.scope !== "first" || (!session.audited && !session.listed) ? "rows" : session.listed ? "rows of the list" : "suspicious rows";
   $("bar").max = Math.max(1, sum);
   $("bar").value = done;
   $("count").replaceChildren(`${done} of ${sum} `, make("span", { className: "long", textContent: `${what} ` }), "reviewed");
@@ -281,7 +281,8 @@ function showOne(item) {
   const path = hidden ? item.path?.split("/").at(-1) ?? null : item.path; // its folder may be the given label
   $("where").replaceChildren(`${nameRow(item)} · ${item.place + 1} of ${countAll(session.counts.all)}`,
     ...(path === null ? [] : [" · ", make("bdi", { className: "path", textContent: shorten(path), title: path })]),
-    ...(item.random ? [make("span", { className: "tag random", textContent: "drawn at random" })] : []));
+    ...(item.random ? [make("span", { className: "tag random", textContent: "drawn at random" })] : []),
+    ...(item.unusual ? [make("span", { className: "tag unusual", textContent: item.unusual })] : []));
   setRibbon($("ribbon"), item);
   const long = Math.max(item.given.length, item.suggested?.length ?? 0) > 7;
   setName($("given-name"), hidden ? "hidden until you choose" : item.given, long || hidden);
@@ -433,7 +434,7 @@ function makeTile(item) {
   const label = make("div", { className: "line" }, make("span", { textContent: item.given }));
   if (item.suggested !== null && item.suggested !== item.given) label.append(" → ", make("em", { textContent: item.suggested }));
   const seen = session.pictures ? Object.assign(picture(`/picture/${item.row}`, ""), { loading: "lazy" }) : brief(item);
-  const share = [nameRow(item), ...(item.wrong_probability === null ? [] : [`wrong:${NBSP}${percent(item.wrong_probability)}`]), ...(item.random ? ["random"] : [])];
+  const share = [nameRow(item), ...(item.wrong_probability === null ? [] : [`wrong:${NBSP}${percent(item.wrong_probability)}`]), ...(item.random ? ["random"] : []), ...(item.unusual ? [item.unusual] : [])];
   node.append(seen, label, make("div", { className: "share", textContent: share.join(" · ") }));
   return node;
 }
@@ -756,6 +757,7 @@ async function start() {
   $("order").closest("label").hidden = session.orders.length < 2;
   $("concerns").hidden = !session.concerns.length;
   $("concerns").replaceChildren(...session.concerns.map((c) => make("p", {}, make("b", { textContent: c.problem }), " ", ...marked(c.advice))));
+  if (!session.unusual) $("scope").querySelector("[value=unusual]").remove();
   if (!session.audited) $("scope").closest("label").hidden = $("suggested").closest("label").hidden = true;
   const plain = { first: session.counts.first.open, all: session.counts.all.open };
   if (!plain.first && plain.all) filters.scope = $("scope").value = "all";
