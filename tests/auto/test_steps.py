@@ -22,7 +22,14 @@ from warpi.auto.score import (
     weighted_error,
     wilson,
 )
-from warpi.auto.transition import bayes, estimate_transition, transition_prior
+from warpi.auto.transition import (
+    bayes,
+    confident_class,
+    confident_transition,
+    diagonal_prior,
+    estimate_transition,
+    transition_prior,
+)
 
 
 def test_importance_restores_the_shares_of_the_classes() -> None:
@@ -164,6 +171,34 @@ def test_confident_learning_drops_rows_that_are_clearly_of_another_class() -> No
     rows = Rows(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]), np.zeros((0, 1)), np.zeros(0, int), None, 2)
     p = np.array([[0.9, 0.1], [0.05, 0.95], [0.2, 0.8], [0.45, 0.55]])
     assert keep_confident(p, pose_problem(rows)).tolist() == [1, 0, 1, 1]
+
+
+def test_without_trusted_rows_t_comes_from_confident_classes() -> None:
+    """Where EM takes nearly every label as right, because the model predicts the mistakes too."""
+    rng = np.random.default_rng(0)
+    n, k = 2000, 4
+    p_true = rng.dirichlet(np.full(k, 0.1), n)
+    truth = (p_true.cumsum(1) > rng.random((n, 1))).argmax(1)
+    transition = 0.7 * np.eye(k) + 0.3 * np.roll(np.eye(k), 1, axis=1)
+    given = np.where(rng.random(n) < 0.3, (truth + 1) % k, truth)
+    p = p_true @ transition  # a perfect model of the given labels
+
+    def rate(matrix: np.ndarray) -> float:
+        return float(1 - bayes(p, matrix, given)[np.arange(n), given].mean())
+
+    by_em, _ = estimate_transition(p, given, diagonal_prior(n, k))
+    found = confident_transition(p, given)
+    assert rate(by_em) < 0.03
+    assert rate(found) == pytest.approx((given != truth).mean(), abs=0.1)
+    assert np.abs(found - transition).sum(1).mean() / 2 < 0.1
+    assert np.allclose(found.sum(1), 1)
+
+
+def test_confident_classes_of_a_label_that_no_row_has() -> None:
+    p = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.34, 0.33, 0.33]])
+    given = np.array([0, 1, 1, 1])
+    assert confident_class(p, given).tolist() == [0, 1, -1, -1]
+    assert np.isfinite(confident_transition(p, given)).all()
 
 
 def test_trusted_models_get_their_share() -> None:

@@ -111,7 +111,7 @@ def _print_audit(audit: "Audit") -> None:
     from warpi.audit.result import describe_rate
     from warpi.review.progress import audit_concerns, correct_command
 
-    rate = describe_rate(audit.facts["noise_rate"])
+    rate = describe_rate(audit.facts)
     say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
         say(f"{format_count(audit.facts['left_out'], 'held-out row')} not audited; --rows all adds held-out rows")

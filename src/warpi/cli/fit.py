@@ -159,7 +159,7 @@ def _print_result(run: "Run") -> None:
         say(trusted)
     if "test_acc" in last:
         say(score)
-    say(_describe_noise(run.method))
+    say(_describe_noise(run.method, run.task.meta is None))
     if run.task.meta is None:
         say(f"warpi: {WITHOUT_TRUSTED}", error=True)
     elif not trusted:
@@ -219,12 +219,13 @@ def compare(argv: list[str]) -> None:
     say(f"{run.path}/choice.json: {len(entries)} candidates")
 
 
-def _describe_noise(method: "Method") -> str:
-    from warpi.audit.result import MODEL_BASED
+def _describe_noise(method: "Method", unchecked: bool) -> str:
+    from warpi.audit.result import MODEL_BASED, UNCHECKED
 
     measured: list[float] | None = getattr(method, "noise_rate", None)
     if measured is None:
-        return f"about {100 * getattr(method, 'noise_rate_point', 0):.1f} % of the labels are wrong ({MODEL_BASED})"
+        percent = 100 * getattr(method, "noise_rate_point", 0)
+        return f"about {percent:.1f} % of the labels are wrong ({UNCHECKED if unchecked else MODEL_BASED})"
     rate, low, high = (100 * value for value in measured)
     interval = f"(90 % interval {low:.1f} to {high:.1f})"
     return f"about {rate:.1f} % of the labels are wrong {interval}; a first estimate, which warpi audit refines"
