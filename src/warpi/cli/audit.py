@@ -54,7 +54,7 @@ def audit(argv: list[str]) -> None:
     )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     add_probability_flags(parser)
     given = parser.read(argv)
     if not given["quiet"]:
