@@ -19,8 +19,7 @@ from warpi.auto.score import (
     accuracy_interval,
     noise_rate_interval,
     predict_nested,
-    weighted_error,
-    wilson,
+    share_error,
 )
 from warpi.auto.transition import (
     bayes,
@@ -230,18 +229,20 @@ def test_held_out_rows_do_not_influence_their_own_prediction() -> None:
     assert not np.allclose(a[~out], b[~out])
 
 
-def test_wilson_interval_solves_its_equation() -> None:
-    low, high = wilson(0.8, 25, 1.7)
-    for p in (low, high):
-        assert abs(0.8 - p) == pytest.approx(1.7 * np.sqrt(p * (1 - p) / 25))
-
-
 def test_accuracy_interval_weights_rows_and_narrows_with_more_of_them() -> None:
     hits, importance = np.array([1.0, 0, 1, 1] * 5), np.array([1.0, 3, 1, 1] * 5)
     few, many = accuracy_interval(hits, importance), accuracy_interval(np.tile(hits, 10), np.tile(importance, 10))
     assert few.estimate == many.estimate == pytest.approx(0.5)
     assert few.low < many.low < 0.5 < many.high < few.high
-    assert weighted_error(hits, np.ones(20)) == pytest.approx(hits.std(ddof=1) / np.sqrt(20))
+
+
+def test_the_error_of_a_score_shrinks_with_the_rows_and_is_never_zero() -> None:
+    hits = np.tile([1.0, 0, 1, 1], 500)
+    assert share_error(hits, np.ones(2000)) == pytest.approx(hits.std() / np.sqrt(2000), rel=0.01)
+    assert 0.02 < share_error(np.ones(40), np.ones(40)) < 0.04
+    assert share_error(np.ones(400), np.ones(400)) < share_error(np.ones(40), np.ones(40)) / 5
+    assert share_error(hits[:40], np.arange(1.0, 41)) > share_error(hits[:40], np.ones(40))
+    assert np.isnan(share_error(np.ones(1), np.ones(1)))
 
 
 def test_the_noise_rate_is_right_although_the_model_is_not() -> None:

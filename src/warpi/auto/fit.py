@@ -36,7 +36,7 @@ from warpi.auto.problem import (
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
-from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
+from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
 from warpi.auto.transition import bayes, confident_transition, estimate_transition
 
 Progress = Callable[[str, float], None]
@@ -302,7 +302,7 @@ def list_candidates(rows: Rows, outcome: Outcome, nested: dict[str, Floats], imp
         if column.name in nested:
             hits = (nested[column.name].argmax(1) == rows.y_trusted).astype(np.float64)
             score = float(importance @ hits / importance.sum())
-            error = weighted_error(hits, importance)
+            error = share_error(hits, importance)
         listed.append(Candidate(column.name, score, error, column.seconds, weights.get(id(column), 0.0)))
     listed += [Candidate(name, None, None, 0.0, 0.0, note) for name, note in outcome.left_out.items()]
     return listed
