@@ -52,6 +52,7 @@ TORCH_FREE = [
     "warpi.utils.settings",
     "warpi.utils.flags",
     "warpi.utils.lazy_imports",
+    "warpi.functional.intervals",
     "warpi.data.decode",
     "warpi.datasets.delimited_files",
     "warpi.datasets.safe_pickle",

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
 
 from warpi.audit import audit
 from warpi.audit.any_model.audit_array import NO_TRUSTED, audit_array, correct_transition
 from warpi.audit.any_model.read_files import TrustedRows, read_probabilities
-from warpi.audit.label_scores import estimate_transition, posterior
+from warpi.audit.label_scores import posterior
 from warpi.audit.pair_model import cross_fit_pairs, pair_features
+from warpi.auto.transition import confident_transition
 from warpi.cli.app import main
 from warpi.errors import UserError
 
@@ -59,17 +63,28 @@ def test_trusted_rows_teach_the_pair_model() -> None:
 
 def test_without_trusted_rows_it_is_bayes_rule_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     result = audit(probabilities=P, labels=GIVEN)
-    expected = posterior(P, GIVEN, estimate_transition(P, GIVEN))
+    expected = posterior(P, GIVEN, confident_transition(P, GIVEN))
     np.testing.assert_allclose(result.posterior, expected, atol=1e-6)
     assert NO_TRUSTED in caplog.text
     assert result.facts["noise_rate"]["low"] is None
+
+
+def test_without_trusted_rows_a_model_of_the_given_labels_shows_their_mistakes() -> None:
+    x, true = load_digits(return_X_y=True)
+    given = np.where(RNG.random(len(true)) < 0.2, (true + 1) % 10, true)
+    p = cross_val_predict(LogisticRegression(C=0.2, max_iter=200), x / 16, given, cv=3, method="predict_proba")
+    result = audit(probabilities=p, labels=given)
+    wrong = given != true
+    assert wrong[result.is_label_issue].mean() > 0.8
+    assert result.is_label_issue[wrong].mean() > 0.5
+    assert result.facts["noise_rate"]["rate"] == pytest.approx(wrong.mean(), abs=0.1)
 
 
 def test_pairs_without_rows_correct_the_transition_matrix(tmp_path: Path) -> None:
     file = tmp_path / "pairs.csv"
     file.write_text("given_label,true_label\n" + "1,0\n" * 30)
     result = audit(probabilities=P, labels=GIVEN, trusted=file)
-    T = estimate_transition(P, GIVEN)
+    T = confident_transition(P, GIVEN)
     np.testing.assert_allclose(result.T[0], (10 * T[0] + [0, 30, 0]) / 40)
     np.testing.assert_allclose(result.T[1:], T[1:])
     np.testing.assert_allclose(correct_transition(T, TRUE[:0], TRUE[:0]), T)

@@ -13,6 +13,7 @@ from warpi.audit import cross_fit as module
 from warpi.audit.cross_fit import FITS, cross_fit
 from warpi.audit.decisions import Choice, Store
 from warpi.audit.make_audit import audit, load_or_make_audit
+from warpi.audit.result import describe_rate
 from warpi.auto.fit import AutoSettings
 from warpi.auto.rows import Rows
 from warpi.errors import UserError
@@ -68,6 +69,24 @@ def test_every_method_is_audited_by_auto(run: Run, fitted: list[Rows]) -> None:
     assert np.array_equal(again.wrong_probability, result.wrong_probability)
     assert audit(run, folds=0).facts["folds"] == 0
     assert len(fitted) == FITS, "folds=0 audits by the run itself"
+
+
+@pytest.mark.parametrize("method", ["auto", "ce"])
+def test_mistakes_are_found_without_trusted_rows(method: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    y = np.arange(300) % 3
+    given = np.where(rng.random(300) < 0.3, (y + 1) % 3, y)
+    np.savez(tmp_path / "a.npz", x=(2 * np.eye(3)[y] + 0.5 * rng.normal(size=(300, 3))).astype(np.float32), y=given)
+    data = str(tmp_path / "a.npz")
+    result = audit(warpi.fit(tmp_path / "run", method=method, data=data, epochs=1, device="cpu"))
+    wrong = given != y
+    assert wrong[result.is_label_issue].mean() > 0.9
+    assert result.is_label_issue[wrong].mean() > 0.5
+    assert result.facts["noise_rate"]["rate"] == pytest.approx(wrong.mean(), abs=0.15)
+    assert result.facts["noise_rate"]["low"] is None
+    assert describe_rate(result.facts).endswith(
+        "(model-based; without trusted rows it can be much too low or too high)"
+    )
 
 
 def test_stored_predictions(run: Run, fitted: list[Rows]) -> None:

@@ -76,9 +76,3 @@ def test_memorization_is_removed() -> None:
     assert a == 0
     assert np.allclose(unchanged, memorized)
     assert scores.remove_memorization(p, y, odds + 5)[1] == 0  # never raises the log-odds
-
-
-def test_wilson_interval() -> None:
-    assert scores.wilson_interval(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
-    assert scores.wilson_interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
-    assert scores.wilson_interval(0.5, 0) == (0, 1)

@@ -126,6 +126,7 @@ def test_without_trusted_rows_it_still_beats_the_given_labels() -> None:
     assert (result.p.argmax(1) == truth).mean() > (rows.given == truth).mean() + 0.1
     assert result.trusted_score is None
     assert result.noise_rate is None
+    assert result.noise_rate_point == pytest.approx((rows.given != truth).mean(), abs=0.1)
     assert all(candidate.score is None for candidate in result.candidates)
     assert "no trusted row" in result.reason
 

@@ -19,10 +19,16 @@ from warpi.auto.score import (
     accuracy_interval,
     noise_rate_interval,
     predict_nested,
-    weighted_error,
-    wilson,
+    share_error,
 )
-from warpi.auto.transition import bayes, estimate_transition, transition_prior
+from warpi.auto.transition import (
+    bayes,
+    confident_class,
+    confident_transition,
+    diagonal_prior,
+    estimate_transition,
+    transition_prior,
+)
 
 
 def test_importance_restores_the_shares_of_the_classes() -> None:
@@ -166,6 +172,34 @@ def test_confident_learning_drops_rows_that_are_clearly_of_another_class() -> No
     assert keep_confident(p, pose_problem(rows)).tolist() == [1, 0, 1, 1]
 
 
+def test_without_trusted_rows_t_comes_from_confident_classes() -> None:
+    """Where EM takes nearly every label as right, because the model predicts the mistakes too."""
+    rng = np.random.default_rng(0)
+    n, k = 2000, 4
+    p_true = rng.dirichlet(np.full(k, 0.1), n)
+    truth = (p_true.cumsum(1) > rng.random((n, 1))).argmax(1)
+    transition = 0.7 * np.eye(k) + 0.3 * np.roll(np.eye(k), 1, axis=1)
+    given = np.where(rng.random(n) < 0.3, (truth + 1) % k, truth)
+    p = p_true @ transition  # a perfect model of the given labels
+
+    def rate(matrix: np.ndarray) -> float:
+        return float(1 - bayes(p, matrix, given)[np.arange(n), given].mean())
+
+    by_em, _ = estimate_transition(p, given, diagonal_prior(n, k))
+    found = confident_transition(p, given)
+    assert rate(by_em) < 0.03
+    assert rate(found) == pytest.approx((given != truth).mean(), abs=0.1)
+    assert np.abs(found - transition).sum(1).mean() / 2 < 0.1
+    assert np.allclose(found.sum(1), 1)
+
+
+def test_confident_classes_of_a_label_that_no_row_has() -> None:
+    p = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.34, 0.33, 0.33]])
+    given = np.array([0, 1, 1, 1])
+    assert confident_class(p, given).tolist() == [0, 1, -1, -1]
+    assert np.isfinite(confident_transition(p, given)).all()
+
+
 def test_trusted_models_get_their_share() -> None:
     from warpi.auto.problem import Column
 
@@ -195,18 +229,20 @@ def test_held_out_rows_do_not_influence_their_own_prediction() -> None:
     assert not np.allclose(a[~out], b[~out])
 
 
-def test_wilson_interval_solves_its_equation() -> None:
-    low, high = wilson(0.8, 25, 1.7)
-    for p in (low, high):
-        assert abs(0.8 - p) == pytest.approx(1.7 * np.sqrt(p * (1 - p) / 25))
-
-
 def test_accuracy_interval_weights_rows_and_narrows_with_more_of_them() -> None:
     hits, importance = np.array([1.0, 0, 1, 1] * 5), np.array([1.0, 3, 1, 1] * 5)
     few, many = accuracy_interval(hits, importance), accuracy_interval(np.tile(hits, 10), np.tile(importance, 10))
     assert few.estimate == many.estimate == pytest.approx(0.5)
     assert few.low < many.low < 0.5 < many.high < few.high
-    assert weighted_error(hits, np.ones(20)) == pytest.approx(hits.std(ddof=1) / np.sqrt(20))
+
+
+def test_the_error_of_a_score_shrinks_with_the_rows_and_is_never_zero() -> None:
+    hits = np.tile([1.0, 0, 1, 1], 500)
+    assert share_error(hits, np.ones(2000)) == pytest.approx(hits.std() / np.sqrt(2000), rel=0.01)
+    assert 0.02 < share_error(np.ones(40), np.ones(40)) < 0.04
+    assert share_error(np.ones(400), np.ones(400)) < share_error(np.ones(40), np.ones(40)) / 5
+    assert share_error(hits[:40], np.arange(1.0, 41)) > share_error(hits[:40], np.ones(40))
+    assert np.isnan(share_error(np.ones(1), np.ones(1)))
 
 
 def test_the_noise_rate_is_right_although_the_model_is_not() -> None:

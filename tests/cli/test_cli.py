@@ -325,6 +325,12 @@ class TestDeprecatedNames:
         assert run.task.meta is not None
         assert old.task.meta is not None
         assert len(run.task.meta) == len(old.task.meta) == 9
+        labels = str(tmp_path / "labels.json")
+        assert main(["corrupt", "--data", files["good"], "--noise", "pair:0.5", "--out", labels]) == 0
+        run = fit(tmp_path / "new labels", labels=labels, **common)
+        with pytest.warns(FutureWarning, match="noise='given:FILE' is deprecated; use labels=FILE"):
+            old = fit(tmp_path / "old labels", noise=f"given:{labels}", **common)
+        assert run.task.train.y.tolist() == old.task.train.y.tolist()
         with pytest.raises(UserError, match="labels and noise cannot be set together; omit noise"):
             fit(tmp_path / "x", labels="a.json", noise="pair:0.3", **common)
 

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.functional.gaussian import DiagGaussian
+from warpi.functional.intervals import wilson_interval
 from warpi.functional.losses import cross_entropy, rectified_cross_entropy
 from warpi.functional.mixup import balanced_partners
 
@@ -117,3 +119,14 @@ def test_balanced_partners_are_drawn_equally_from_both_groups() -> None:
     assert 5 < counts[40:].min() < counts[40:].max() < 70
     for empty in (torch.zeros(8), torch.ones(8)):
         assert set(balanced_partners(empty.repeat(30), generator, [240]).tolist()) <= set(range(240))
+
+
+# --- intervals ------------------------------------------------------------------------------------------------------
+
+
+def test_wilson_interval() -> None:
+    assert wilson_interval(0.0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
+    assert wilson_interval(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-3)
+    assert wilson_interval(0.5, 0) == (0, 1)
+    for limit in wilson_interval(0.8, 25, 1.7):  # it solves its equation
+        assert abs(0.8 - limit) == pytest.approx(1.7 * math.sqrt(limit * (1 - limit) / 25))

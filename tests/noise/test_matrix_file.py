@@ -339,7 +339,7 @@ def test_corrupt_and_fit_draw_the_same_labels(tmp_path: Path, monkeypatch: pytes
     assert written["noise"] == noise
     assert written["T"] == T.tolist()
     few = {"data": "digits", "limit": 200, "meta": 20, "method": "ce", "epochs": 1, "seed": 4, "quiet": True}
-    drawn, read = fit("drawn", noise=noise, **few), fit("read", noise="given:noise.json", **few)
+    drawn, read = fit("drawn", noise=noise, **few), fit("read", labels="noise.json", **few)
     assert drawn.truth.noise_hash == read.truth.noise_hash == written["sha256"]
     assert drawn.history[0]["loss"] == read.history[0]["loss"]
     for truth in (drawn.truth, read.truth):

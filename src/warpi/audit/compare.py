@@ -11,7 +11,7 @@ import torch
 from warpi.audit.out_of_sample import predict_split, split_into_folds
 from warpi.auto.fit import estimate_class_sizes
 from warpi.auto.rows import weigh_trusted
-from warpi.auto.score import weighted_error
+from warpi.auto.score import share_error
 from warpi.auto.transition import bayes
 from warpi.errors import UserError, unknown
 from warpi.methods.registry import METHODS
@@ -78,7 +78,7 @@ def _score(run: Run, name: str, folds: int, deadline: float | None) -> Entry:
         right = (predicted == truth).astype(np.float64)
         weight = weigh_trusted(_class_sizes(run), truth, before, task.train.y.cpu().numpy())
         entry["score"] = float(weight @ right / weight.sum())
-        entry["error"] = weighted_error(right, weight)
+        entry["error"] = share_error(right, weight)
         entry["note"] = f"trained {min(folds, len(truth))} times without some trusted rows"
     entry["seconds"] = round(time.monotonic() - began, 3)
     return entry

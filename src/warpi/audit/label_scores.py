@@ -14,7 +14,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _TINY = 1e-30
-_Z = 1.959964  # standard normal quantile of a 95 % interval
 
 
 def posterior(p: Floats, y: Ints, T: Floats) -> Floats:
@@ -122,13 +121,3 @@ def remove_memorization(p: Floats, y: Ints, held_out: Floats) -> tuple[Floats, f
     z = np.log(np.maximum(np.asarray(p, np.float64), _TINY))
     z[np.arange(len(y)), y] -= np.minimum(a * rest, np.maximum(odds - held_out.min(), 0))
     return apply_temperature(np.exp(z - z.max(1, keepdims=True)), 1.0), a
-
-
-def wilson_interval(rate: float, n: float, z: float = _Z) -> tuple[float, float]:
-    """Wilson score interval of a proportion `rate` observed in n cases, also valid near 0 and 1; (0, 1) if n is 0."""
-    if n <= 0:
-        return 0.0, 1.0
-    center = rate + z * z / (2 * n)
-    half_width = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (center - half_width) / scale), min(1.0, (center + half_width) / scale)

@@ -29,6 +29,7 @@ from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
 from warpi.auto.rows import weigh_trusted
+from warpi.auto.transition import confident_transition
 from warpi.data.split import Split
 from warpi.datasets.hugging_face.saved import is_dataset, read_labels
 from warpi.errors import UserError
@@ -255,7 +256,8 @@ def _predict_by_auto(method: Method, path: Path | None, held_out: list[Split]) -
     fitted = cross_fit(method, split, path)
     trusted = _trusted_predictions(method, fitted.p_trusted, fitted.left_out)
     source = f"out of sample: mean of {fitted.fits} fits of auto, each row predicted by models not trained on its label"
-    return _Predictions(row[order].numpy(), _to_predictions(fitted.p, split), trusted, True, fitted.T, source)
+    T = fitted.T if method.task.meta is not None else confident_transition(fitted.p, fitted.y)
+    return _Predictions(row[order].numpy(), _to_predictions(fitted.p, split), trusted, True, T, source)
 
 
 def _predict_by_method(method: Method, folds: int, path: Path | None, held_out: list[Split]) -> _Predictions:
@@ -282,7 +284,8 @@ def _predict_by_method(method: Method, folds: int, path: Path | None, held_out: 
         in_sample = train.p[np.searchsorted(train.positions, cross_validated.positions)]
         train = replace(cross_validated, per_network=np.stack([in_sample, cross_validated.p]))  # [2, n, K]
         memorization = 0.0
-    T = scores.estimate_transition(train.p, train.y)
+    estimate = scores.estimate_transition if len(trusted.y) else confident_transition
+    T = estimate(train.p, train.y)
     row, rows = _collect_audited_rows(method, train, held_out, temperature)
     return _Predictions(row, rows, trusted, trusted_left_out, T, source, temperature, memorization)
 

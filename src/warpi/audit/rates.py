@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from warpi.audit.checked_labels import CHECKED, OUT_OF_ORDER, row_weight
-from warpi.audit.label_scores import Floats, Ints, wilson_interval
+from warpi.audit.label_scores import Floats, Ints
 from warpi.errors import UserError
+from warpi.functional.intervals import wilson_interval
 
 MIN_CHECKS = 20
 _MODEL_ERROR = 0.025  # standard deviation of the error of a model's mean probability; measured on development tables

@@ -24,6 +24,7 @@ _MANY = 1_000_000  # audits with more rows are not compressed
 _RATE_KEYS = ("n", "rate")
 _INTERVAL_KEYS = ("low", "high")  # None: no interval was computed
 MODEL_BASED = "model-based, usually too low when mistakes cluster at class boundaries"
+UNCHECKED = "model-based; without trusted rows it can be much too low or too high"
 """Describes a noise rate that is not backed by rows whose labels before and after a check are known."""
 _DESCRIPTIONS = ("probabilities", "uncertainty")  # facts that are sentences
 _NOT_ARRAYS = ("classes", "error_rates", "facts")  # fields of Audit, stored as JSON
@@ -231,11 +232,17 @@ def is_checked(rate: Mapping[str, Any]) -> bool:
     return rate.get("level") is not None and rate["low"] is not None
 
 
-def describe_rate(rate: Mapping[str, Any]) -> str:
-    """A noise rate in words, with its interval if it is based on checked rows."""
+def is_unchecked(facts: Mapping[str, Any]) -> bool:
+    """Whether no trusted and no checked row tells anything about the labels."""
+    return not (facts.get("n_trusted") or facts.get("n_checked"))
+
+
+def describe_rate(facts: Mapping[str, Any]) -> str:
+    """The noise rate of an audit in words, with its interval if it is based on checked rows."""
+    rate = facts["noise_rate"]
     percent = f"{100 * rate['rate']:.1f} %"
     if not is_checked(rate):
-        return f"{percent} ({MODEL_BASED})"
+        return f"{percent} ({UNCHECKED if is_unchecked(facts) else MODEL_BASED})"
     interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
     return f"{percent} ({100 * rate['level']:.0f} % interval {interval}, from {rate['checked']} checked rows)"
 

@@ -36,8 +36,8 @@ from warpi.auto.problem import (
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
-from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, weighted_error
-from warpi.auto.transition import bayes, estimate_transition
+from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
+from warpi.auto.transition import bayes, confident_transition, estimate_transition
 
 Progress = Callable[[str, float], None]
 Report = Callable[[str], None]
@@ -228,7 +228,10 @@ def summarize(
     rows: Rows, problem: Problem, outcome: Outcome, nested: dict[str, Floats], evidence: Evidence, model: Mixture
 ) -> AutoResult:
     """The intervals and the list of candidates."""
-    p, posterior = evidence.p, evidence.posterior
+    p, transition, posterior = evidence.p, evidence.transition, evidence.posterior
+    if not rows.n_trusted and rows.n_noisy:
+        transition = confident_transition(p, rows.given)
+        posterior = bayes(p, transition, rows.given)
     p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
     importance = weigh_trusted(estimate_class_sizes(p, posterior), rows.y_trusted, rows.given_trusted, rows.given)
     hits = (p_trusted.argmax(1) == rows.y_trusted).astype(np.float64)
@@ -238,10 +241,10 @@ def summarize(
         candidates=list_candidates(rows, outcome, nested, importance),
         p=p,
         p_trusted=p_trusted,
-        transition=evidence.transition,
+        transition=transition,
         posterior=posterior,
         trusted_score=accuracy_interval(hits, importance) if nested else None,
-        noise_rate=measure_noise(rows, p_trusted, evidence.transition, wrong, importance),
+        noise_rate=measure_noise(rows, p_trusted, transition, wrong, importance),
         noise_rate_point=float(wrong.mean()) if len(wrong) else 0.0,
         reason=outcome.reason,
     )
@@ -299,7 +302,7 @@ def list_candidates(rows: Rows, outcome: Outcome, nested: dict[str, Floats], imp
         if column.name in nested:
             hits = (nested[column.name].argmax(1) == rows.y_trusted).astype(np.float64)
             score = float(importance @ hits / importance.sum())
-            error = weighted_error(hits, importance)
+            error = share_error(hits, importance)
         listed.append(Candidate(column.name, score, error, column.seconds, weights.get(id(column), 0.0)))
     listed += [Candidate(name, None, None, 0.0, 0.0, note) for name, note in outcome.left_out.items()]
     return listed

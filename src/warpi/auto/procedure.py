@@ -15,7 +15,7 @@ from warpi.auto.gold import fit_gold
 from warpi.auto.models import Fitted, Plan, fit_model, fit_neighbors, model_name
 from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem
 from warpi.auto.rows import Floats
-from warpi.auto.transition import diagonal_prior, estimate_transition, transition_prior
+from warpi.auto.transition import confident_class, diagonal_prior, estimate_transition, transition_prior
 from warpi.errors import first_line
 
 HEAVY = 10.0  # weight of a trusted row in the candidate "trusted x10"
@@ -189,17 +189,9 @@ def fit_plain(model: Any, problem: Problem, _posterior: Floats, plan: Plan) -> F
 
 
 def keep_confident(p: Floats, problem: Problem) -> Floats:
-    """Confident learning: 1 for noisy rows to keep, 0 for rows that confidently belong to another class.
-
-    The threshold of a class is the mean probability of the class over the rows with that label.
-    """
-    given = problem.given
-    counts = np.bincount(given, minlength=problem.n_classes)
-    own = np.bincount(given, weights=pick(p, given), minlength=problem.n_classes)
-    threshold = np.where(counts > 0, own / np.maximum(counts, 1), np.inf)
-    confident = np.where(p >= threshold, p, -1.0)
-    suspect = (confident.max(1) >= 0) & (confident.argmax(1) != given)
-    return np.where(suspect, 0.0, 1.0)
+    """1 for noisy rows to keep, 0 for rows that confidently belong to another class."""
+    confident = confident_class(p, problem.given)
+    return np.where((confident >= 0) & (confident != problem.given), 0.0, 1.0)
 
 
 def vote_of_neighbors(problem: Problem, weight: Floats, plan: Plan) -> Floats:

@@ -13,6 +13,7 @@ from warpi.auto.models import Plan, fit_model, model_name
 from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.procedure import run_procedure
 from warpi.auto.rows import Floats, Rows, assign_folds, undo_audit
+from warpi.functional.intervals import wilson_interval
 
 N_FOLDS = 5
 FEW_FOLDS = 3  # with many rows
@@ -96,9 +97,9 @@ def accuracy_interval(hits: Floats, importance: Floats, level: float = 0.9) -> I
     """
     n = len(hits)
     estimate = float(importance @ hits / importance.sum())
-    effective = float(importance.sum() ** 2 / np.square(importance).sum()) / SPREAD
+    effective = effective_number(importance) / SPREAD
     quantile = t_quantile(n, level)
-    low, high = wilson(estimate, effective, quantile)
+    low, high = wilson_interval(estimate, effective, quantile)
     return Interval(estimate, low, high, level)
 
 
@@ -106,21 +107,21 @@ def t_quantile(n: int, level: float) -> float:
     return float(stdtrit(max(n - 1, 1), (1 + level) / 2))
 
 
-def wilson(share: float, n: float, quantile: float) -> tuple[float, float]:
-    """Wilson's interval of a share that was measured on n rows."""
-    ratio = quantile**2 / n
-    center = (share + ratio / 2) / (1 + ratio)
-    half = quantile * np.sqrt(share * (1 - share) / n + ratio / (4 * n)) / (1 + ratio)
-    return max(0.0, float(center - half)), min(1.0, float(center + half))
+def effective_number(importance: Floats) -> float:
+    """The number of rows of equal weight whose mean has the same variance."""
+    return float(importance.sum() ** 2 / np.square(importance).sum())
 
 
-def weighted_error(values: Floats, importance: Floats) -> float:
-    """The standard error of a weighted mean."""
-    n = len(values)
-    if n < 2:
+def share_error(hits: Floats, importance: Floats) -> float:
+    """The standard error of a weighted share of hits, each 0 or 1.
+
+    Two hits and two misses are added, as Agresti and Coull do, so that a perfect score of a few rows has an error too.
+    """
+    if len(hits) < 2:
         return float("nan")
-    center = importance @ values / importance.sum()
-    return float(np.sqrt(np.square(importance * (values - center)).sum() * n / (n - 1)) / importance.sum())
+    n = effective_number(importance)
+    share = (n * float(importance @ hits / importance.sum()) + 2) / (n + 4)
+    return float(np.sqrt(share * (1 - share) / n))
 
 
 def noise_rate_interval(
@@ -138,7 +139,7 @@ def noise_rate_interval(
     estimate = float(wrong.mean() + weight @ residual)
     center = weight @ residual
     plain = weight @ differs
-    effective = 1 / np.square(weight).sum()
+    effective = effective_number(importance)
     spread = (n * (weight @ np.square(residual - center)) + 2 * max(plain * (1 - plain), 0.25 / (n + 1))) / (n + 2)
     half = t_quantile(n, level) * np.sqrt(RATE_SPREAD * spread * (1 / effective + 1 / len(wrong)))  # both are samples
     middle, low, high = np.clip([estimate, estimate - half, estimate + half], 0, 1)

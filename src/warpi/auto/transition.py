@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from warpi.auto.combine import pick
 from warpi.auto.rows import Floats, Ints, one_hot
 
 
@@ -42,6 +43,35 @@ def estimate_transition(p: Floats, given: Ints, prior: Floats, steps: int = 30) 
         transition = counts / counts.sum(1, keepdims=True)
         posterior = bayes(p, transition, given)
     return transition, posterior
+
+
+def confident_class(p: Floats, given: Ints) -> Ints:
+    """The class that each row confidently belongs to, -1 if there is none (confident learning).
+
+    Of the classes whose probability reaches their threshold, it is the most probable. The threshold of a class is the
+    mean probability of the class over the rows with that label.
+    """
+    n_classes = p.shape[1]
+    counts = np.bincount(given, minlength=n_classes)
+    own = np.bincount(given, weights=pick(p, given), minlength=n_classes)
+    threshold = np.where(counts > 0, own / np.maximum(counts, 1), np.inf)
+    reached = p >= threshold
+    return np.where(reached.any(1), np.where(reached, p, -1.0).argmax(1), -1)
+
+
+def confident_transition(p: Floats, given: Ints) -> Floats:
+    """T without trusted rows: counts of confident classes and given labels, scaled to the size of each given label.
+
+    Nothing anchors EM without trusted rows. A model of the given labels also predicts their mistakes, so EM explains
+    almost all labels as right.
+    """
+    n_classes = p.shape[1]
+    counts = np.full((n_classes, n_classes), 1 / n_classes) + np.eye(n_classes)
+    confident = confident_class(p, given)
+    known = confident >= 0
+    np.add.at(counts, (confident[known], given[known]), 1.0)
+    counts *= np.maximum(np.bincount(given, minlength=n_classes), 1) / counts.sum(0)
+    return np.asarray(counts / counts.sum(1, keepdims=True))
 
 
 def bayes(p: Floats, transition: Floats, given: Ints) -> Floats:

@@ -54,7 +54,7 @@ def audit(argv: list[str]) -> None:
     )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     add_probability_flags(parser)
     given = parser.read(argv)
     if not given["quiet"]:
@@ -111,7 +111,7 @@ def _print_audit(audit: "Audit") -> None:
     from warpi.audit.result import describe_rate
     from warpi.review.progress import audit_concerns, correct_command
 
-    rate = describe_rate(audit.facts["noise_rate"])
+    rate = describe_rate(audit.facts)
     say(f"{len(audit)} labels, {int(audit.is_label_issue.sum())} probably wrong; noise rate {rate}")
     if audit.facts["left_out"]:
         say(f"{format_count(audit.facts['left_out'], 'held-out row')} not audited; --rows all adds held-out rows")

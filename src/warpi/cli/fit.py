@@ -159,7 +159,7 @@ def _print_result(run: "Run") -> None:
         say(trusted)
     if "test_acc" in last:
         say(score)
-    say(_describe_noise(run.method))
+    say(_describe_noise(run.method, run.task.meta is None))
     if run.task.meta is None:
         say(f"warpi: {WITHOUT_TRUSTED}", error=True)
     elif not trusted:
@@ -194,11 +194,10 @@ def compare(argv: list[str]) -> None:
     from warpi.methods.auto import parse_seconds
     from warpi.runs.reopen import reopen
     from warpi.runs.run import fit as run_fit
+    from warpi.runs.schema import to_written_names
 
     not_data = ("run", "methods", "folds", "budget", "out", "seed", "device")
-    data = {name: value for name, value in given.items() if name not in not_data}
-    if "meta_data" in data:
-        data["trusted"] = data.pop("meta_data")
+    data = to_written_names({name: value for name, value in given.items() if name not in not_data})
     if (given["run"] is None) == ("data" not in data) or (given["run"] is None) != (given["out"] is not None):
         raise UserError("warpi compare: pass either a run folder, or --data and --out for a new run")
     budget = parse_seconds(given["budget"])
@@ -219,12 +218,13 @@ def compare(argv: list[str]) -> None:
     say(f"{run.path}/choice.json: {len(entries)} candidates")
 
 
-def _describe_noise(method: "Method") -> str:
-    from warpi.audit.result import MODEL_BASED
+def _describe_noise(method: "Method", unchecked: bool) -> str:
+    from warpi.audit.result import MODEL_BASED, UNCHECKED
 
     measured: list[float] | None = getattr(method, "noise_rate", None)
     if measured is None:
-        return f"about {100 * getattr(method, 'noise_rate_point', 0):.1f} % of the labels are wrong ({MODEL_BASED})"
+        percent = 100 * getattr(method, "noise_rate_point", 0)
+        return f"about {percent:.1f} % of the labels are wrong ({UNCHECKED if unchecked else MODEL_BASED})"
     rate, low, high = (100 * value for value in measured)
     interval = f"(90 % interval {low:.1f} to {high:.1f})"
     return f"about {rate:.1f} % of the labels are wrong {interval}; a first estimate, which warpi audit refines"
@@ -268,6 +268,7 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
     from warpi.runs.defaults import DEFAULT_METHOD
     from warpi.runs.run_folder import RunFolder
     from warpi.runs.same_run import check_plugins
+    from warpi.runs.schema import to_written_names
     from warpi.utils import distributed
 
     stored = None
@@ -280,10 +281,8 @@ def _all_flags(argv: list[str], first: argparse.Namespace) -> dict[str, Any]:
         check_plugins(first.out, name, None)
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    given = _make_parser(name).read(argv)
+    given = to_written_names(_make_parser(name).read(argv))
     given["resume"] = first.resume
-    if "meta_data" in given:
-        given["trusted"] = given.pop("meta_data")
     if given.pop("tensorboard"):
         warn_deprecated("--tensorboard", "--track tensorboard")
         given["track"] = "tensorboard"
@@ -333,7 +332,7 @@ def _make_parser(method: str) -> Parser:
     parser.add("--checkpoint-epochs N", "epochs between checkpoints (default: 1)", int, 1)
     parser.add("--track A,B,...", f"also send the numbers of each epoch to {', '.join(TRACKERS)}", default="")
     parser.add_argument("--tensorboard", action="store_true", help=argparse.SUPPRESS)  # the old name
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     add_data_flags(parser, "data")
     add_fields(parser, "training", Recipe, data_dependent=DATA_DEPENDENT)
     prefix = type(METHODS[method]).__name__ + "."

@@ -108,7 +108,7 @@ def annotators(argv: list[str]) -> None:
     parser.add("--trusted FILE", "table with the columns row (from 0) and true_label of checked rows", Path)
     parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
     parser.add_output("--json", "write the quality of the annotators as JSON")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     given = parser.read(argv)
     from warpi.audit.annotators.consensus import combine_annotators
 
@@ -234,7 +234,7 @@ def duplicates(argv: list[str]) -> None:
     parser.add("--exact", "find exact copies and broken images only, which is faster")
     parser.add_output("--csv", "write a table with one line per row")
     parser.add_output("--json", "write the counts as JSON")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     given = parser.read(argv)
     from warpi.audit.duplicates.find import find_duplicates
 

@@ -21,7 +21,7 @@ def predict(argv: list[str]) -> None:
     )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     given = parser.read(argv)
     from warpi.runs.predictions import predict as predict_data
 
@@ -57,7 +57,7 @@ def embed(argv: list[str]) -> None:
     parser.add("--image-size N", "side of the images in pixels (default: that of the embedder)", int)
     parser.add("--batch-size N", "images or texts per call of the embedder (default: 64)", int, 64)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     given = parser.read(argv)
     from warpi.datasets.embedding.embed import embed as embed_source
 
@@ -96,7 +96,7 @@ def convert(argv: list[str]) -> None:
     parser.add("--like FILE.npy", "read the columns as for this file, which was converted before", Path)
     parser.add("--missing fill|error", "fill missing cells, or refuse them (default: fill)", default="fill")
     parser.add("--unknown ignore|error", "ignore unknown values, or refuse them (default: ignore)", default="ignore")
-    parser.add("--quiet", "print only errors")
+    parser.add("--quiet", "print only warnings and errors")
     given = parser.read(argv)
     if given["out"].suffix == ".parquet":
         _convert_images(given)

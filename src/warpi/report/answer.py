@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import warpi.report.svg_charts as charts
 from warpi.audit.rates import MIN_CHECKS, Rate
-from warpi.audit.result import Audit
+from warpi.audit.result import Audit, is_unchecked
 from warpi.errors import format_count
 from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
@@ -89,6 +89,8 @@ def _wrong_tile(audit: Audit, review: Review | None) -> Tile:
     if review is not None:
         n, wrong, low, high = review.before.n, review.before.rate, review.before.low, review.before.high
     note = "Estimated from the model alone, so probably too low; no interval yet"
+    if is_unchecked(audit.facts):
+        note = "Estimated from the model alone; without trusted rows it can be much too low or too high"
     if audit.has_interval and low is not None and high is not None:
         note = (
             f"90 % interval {100 * low / n:.0f} to {100 * high / n:.0f} %, from the predictions for all rows, "

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import warpi.report.svg_charts as charts
-from warpi.audit.label_scores import wilson_interval
 from warpi.errors import MALFORMED_ERRORS, UserError
+from warpi.functional.intervals import wilson_interval
 from warpi.report.answer import Tile, answer
 from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions

@@ -28,7 +28,7 @@ from warpi.runs.packed_task import pack_task
 from warpi.runs.rerun_command import flag
 from warpi.runs.run_folder import RunFolder, check_outside, describe_run
 from warpi.runs.same_run import check_same_run, current_folder, how_to_resume, resolve_threads, restore_spec
-from warpi.runs.schema import FORMAT, to_stored_names
+from warpi.runs.schema import FORMAT, is_label_file, to_stored_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
@@ -80,6 +80,8 @@ def fit(out: Path | str, **options: Any) -> Run:
     }.items():
         if old in options:
             warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=2)
+    if is_label_file(options.get("noise")):
+        warnings.warn("noise='given:FILE' is deprecated; use labels=FILE", FutureWarning, stacklevel=2)
     if "tensorboard" in options:
         options["track"] = "tensorboard" if options.pop("tensorboard") else ()
     steps = fitting(out, **options)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from warpi.audit.annotators.dawid_skene import DawidSkene, Labels, fit_dawid_skene
 from warpi.audit.any_model.audit_array import normalize
 from warpi.audit.any_model.read_files import TrustedRows, encode, read_columns, read_probabilities, read_trusted
-from warpi.audit.label_scores import Floats, Ints, wilson_interval
+from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.rates import MIN_CHECKS, Checks, Rate, estimate_rate
 from warpi.datasets.labels import blank_missing, normalize_labels, sort_classes
 from warpi.errors import UserError
+from warpi.functional.intervals import wilson_interval
 from warpi.utils.files import write_csv
 
 _ROW = ("row", "task", "item", "id", "path")  # columns of a long table that identify the row, in this order

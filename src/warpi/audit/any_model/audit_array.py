@@ -22,6 +22,7 @@ from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.pair_model import features_of, fit_folds, mean_posterior, raise_small, soft_transition
 from warpi.audit.rates import Checks, estimate_class_rates, estimate_rate
 from warpi.audit.result import Audit, CheckedPairs
+from warpi.auto.transition import confident_transition
 from warpi.errors import UserError
 
 log = logging.getLogger("warpi.audit")
@@ -143,7 +144,7 @@ def _fit(probabilities: NDArray[Any], given: Ints, trusted: TrustedRows) -> _Jud
         features, names = features_of(trusted_p, given[checked], soft, T)
         fits, left_out = fit_folds(features, names, true)
         return _Judge(T, soft, fits, left_out, accuracy)
-    T = scores.estimate_transition(p, y)
+    T = confident_transition(p, y)
     if len(trusted.pairs_true):
         T = correct_transition(T, trusted.pairs_given, trusted.pairs_true)
     return _Judge(T, T, [], scores.posterior(trusted_p, given[checked], T), accuracy)

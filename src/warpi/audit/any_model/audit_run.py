@@ -1,7 +1,7 @@
 """Audit a run with too many rows for the other audits: predictions and scores in chunks, results in small types."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import warpi.audit.label_scores as scores
 from warpi.audit.any_model.audit_array import CHUNK, JudgedRows, finish_audit
 from warpi.audit.any_model.read_files import TrustedRows
 from warpi.audit.checked_labels import RowChecks, collect_row_checks, digest_decisions
-from warpi.audit.label_scores import Floats
+from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import predict_split
 from warpi.audit.result import Audit
+from warpi.auto.transition import confident_transition
 from warpi.data.mapped import MOST_ROWS, MappedExamples
 from warpi.data.split import Split
 from warpi.training.method import Method, evaluating
@@ -51,7 +52,7 @@ def audit_large_run(
     temperature = scores.fit_temperature(trusted.p, trusted.y)
     p = _predict(method, split, temperature)
     given: Any = split.y.cpu().numpy().astype(np.int16 if len(classes) < 2**15 else np.int32)
-    T = _estimate_transition(p, given)
+    T = _estimate_transition(p, given, scores.estimate_transition if len(trusted.y) else confident_transition)
     judged = JudgedRows(np.empty_like(given), np.empty(len(given), np.float32), np.empty(len(given), np.float32))
     for start in range(0, len(given), CHUNK):
         rows = slice(start, start + CHUNK)
@@ -100,10 +101,10 @@ def _predict(method: Method, split: Split, temperature: float) -> NDArray[Any]:
     return p
 
 
-def _estimate_transition(p: NDArray[Any], given: NDArray[Any]) -> Floats:
+def _estimate_transition(p: NDArray[Any], given: NDArray[Any], estimate: Callable[[Floats, Ints], Floats]) -> Floats:
     n = min(len(p), _SAMPLE)
     rows = np.sort(np.random.default_rng(0).choice(len(p), n, replace=False))
-    return scores.estimate_transition(p[rows].astype(np.float64), given[rows])
+    return estimate(p[rows].astype(np.float64), given[rows])
 
 
 def _find_checks(row: NDArray[np.int64], checks: RowChecks) -> TrustedRows:
