@@ -38,9 +38,11 @@ def main() -> None:
             Image.fromarray(data.examples.x[row].permute(1, 2, 0).numpy()).save(place / f"{row:04d}.png")
         embed(folder / "images", folder / "features", "efficientnet_lite0", image_size=128)
         features = read_features(folder / "features")
-        x = features.examples.flat(torch.arange(len(features.y))).numpy()
+        assert features.files is not None
+        order = np.argsort([int(Path(path).stem) for path in features.files.paths])  # as in the training set of CIFAR-10
+        x = features.examples.flat(torch.as_tensor(order)).numpy()
     buffer = io.BytesIO()
-    np.savez(buffer, x=x.astype(np.float16), y=features.y.numpy())
+    np.savez(buffer, x=x.astype(np.float16), y=features.y.numpy()[order])
     write_atomically(CIFAR_FEATURES, buffer.getvalue())
 
 

@@ -46,9 +46,9 @@ class Target:
 TARGETS = (
     Target(Cell("digits", "pair", 0.4, 5), 5, 96.0),
     Target(Cell("digits", "symmetric", 0.4, 5), 5, 96.0),
-    Target(Cell("wine", "pair", 0.4, 5), 30, 96.5),
-    Target(Cell("wine", "symmetric", 0.4, 5), 30, 97.0),
-    Target(Cell("breast_cancer", "pair", 0.4, 20), 30, 94.5),
+    Target(Cell("wine", "pair", 0.4, 5), 100, 96.5),
+    Target(Cell("wine", "symmetric", 0.4, 5), 100, 97.0),
+    Target(Cell("breast_cancer", "pair", 0.4, 20), 100, 94.5),
 )
 TARGET_SIZES = Sizes(test_share=0.25, most_training_rows=10**9, most_test_rows=10**9)
 
