@@ -21,13 +21,13 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.common import RESULTS, ROOT, made_on, write_between
 from benchmarks.never_loses.noise import Sizes, make_problem
 from benchmarks.never_loses.tables import load_table
-from warpi.audit.label_scores import wilson_interval
 from warpi.audit.pair_model import count_votes
 from warpi.audit.pick import pick_rows
 from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.use_checks import Pairs, combine_with_checks
 from warpi.auto.fit import AutoSettings, fit_auto
 from warpi.auto.rows import Rows
+from warpi.functional.intervals import wilson_interval
 from warpi.utils.files import write_atomically
 
 TABLES = ("digits", "satimage", "segment", "contraceptive", "spambase", "hr", "cifar_features")

@@ -39,7 +39,7 @@ def main() -> None:
         embed(folder / "images", folder / "features", "efficientnet_lite0", image_size=128)
         features = read_features(folder / "features")
         assert features.files is not None
-        order = np.argsort([int(Path(path).stem) for path in features.files.paths])  # as in the training set of CIFAR-10
+        order = np.argsort([int(Path(path).stem) for path in features.files.paths])  # as in CIFAR-10
         x = features.examples.flat(torch.as_tensor(order)).numpy()
     buffer = io.BytesIO()
     np.savez(buffer, x=x.astype(np.float16), y=features.y.numpy()[order])

@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 import time
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from warpi.data.duplicates.leaks import describe_leaks
 from warpi.data.image_files import SMALL
 from warpi.datasets.hugging_face.saved import store_objects
 from warpi.errors import UserError, blame_file, format_count
-from warpi.methods.old_names import OLD_NAMES
 from warpi.nets.registry import VECTOR_NETS
 from warpi.runs.defaults import scale_to_ranks, to_plain_types
 from warpi.runs.fingerprints import file_sha256
@@ -28,7 +26,7 @@ from warpi.runs.packed_task import pack_task
 from warpi.runs.rerun_command import flag
 from warpi.runs.run_folder import RunFolder, check_outside, describe_run
 from warpi.runs.same_run import check_same_run, current_folder, how_to_resume, resolve_threads, restore_spec
-from warpi.runs.schema import FORMAT, is_label_file, to_stored_names
+from warpi.runs.schema import FORMAT, to_stored_names, warn_of_old_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
@@ -73,15 +71,7 @@ def fit(out: Path | str, **options: Any) -> Run:
     `resume`, `device`, `threads`, `checkpoint_seconds`, `checkpoint_epochs`, `track`, `quiet`. See `fitting`,
     which does the same step by step.
     """
-    for old, new in {
-        "meta_data": "trusted",
-        "tensorboard": "track='tensorboard'",
-        **OLD_NAMES.get(str(options.get("method")), {}),
-    }.items():
-        if old in options:
-            warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=2)
-    if is_label_file(options.get("noise")):
-        warnings.warn("noise='given:FILE' is deprecated; use labels=FILE", FutureWarning, stacklevel=2)
+    warn_of_old_names(options)
     if "tensorboard" in options:
         options["track"] = "tensorboard" if options.pop("tensorboard") else ()
     steps = fitting(out, **options)

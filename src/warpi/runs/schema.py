@@ -1,13 +1,14 @@
 """The files of a run folder: their names, and checks of `spec.json` and `results.jsonl`. Does not load torch."""
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from warpi.errors import UserError
-from warpi.methods.old_names import use_current_names
+from warpi.methods.old_names import OLD_NAMES, use_current_names
 from warpi.runs.stored_facts import FACTS
 from warpi.training.named_recipes import expand_recipe
 from warpi.utils.settings import setting
@@ -202,3 +203,17 @@ def given_labels(file: object) -> str:
 
 def is_label_file(noise: object) -> bool:
     return isinstance(noise, str) and noise.startswith("given:") and noise.endswith(".json")
+
+
+def warn_of_old_names(options: Mapping[str, Any]) -> None:
+    """Warn the caller of `warpi.fit` of options that have new names."""
+    names = {
+        "meta_data": "trusted",
+        "tensorboard": "track='tensorboard'",
+        **OLD_NAMES.get(str(options.get("method")), {}),
+    }
+    renamed = [(old, new) for old, new in names.items() if old in options]
+    if is_label_file(options.get("noise")):
+        renamed.append(("noise='given:FILE'", "labels=FILE"))
+    for old, new in renamed:
+        warnings.warn(f"{old} is deprecated; use {new}", FutureWarning, stacklevel=3)
