@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 import warpi
 from warpi.audit import audit, out_of_sample
-from warpi.audit.make_audit import estimate_uncertainty
+from warpi.audit.make_audit import _Predictions, _trusted_accuracy, estimate_uncertainty
 from warpi.audit.result import Audit, read_audit
 from warpi.cli.app import main
 from warpi.data.image_files import FileExamples
@@ -422,3 +422,17 @@ def test_our_classifier_within_cleanlab(digits: warpi.Dataset) -> None:
     issues = CleanLearning(clf, seed=0, cv_n_folds=3).find_label_issues(x, y)
     bad = np.isin(np.arange(300), wrong)
     assert roc_auc_score(bad, -issues["label_quality"]) > 0.85
+
+
+def test_trusted_rows_count_by_the_size_of_their_class() -> None:
+    """Ten trusted rows of each class stand for 900 and 100 rows."""
+
+    def predictions(y: np.ndarray, predicted: np.ndarray) -> out_of_sample.RowPredictions:
+        p = np.where(np.arange(2) == predicted[:, None], 0.99, 0.01)
+        return out_of_sample.RowPredictions(np.arange(len(y)), y, p, np.zeros((0, *p.shape)), np.zeros((0, len(y))))
+
+    large, ten = np.arange(1000) >= 900, np.repeat([0, 1], 10)
+    rows = predictions(large.astype(np.int64), large)
+    trusted = predictions(ten, np.zeros(20))  # right for the large class only
+    accuracy = _trusted_accuracy(_Predictions(np.arange(1000), rows, trusted, True, np.eye(2), ""))
+    assert accuracy == pytest.approx(0.9, abs=0.01)

@@ -326,6 +326,9 @@ NUMERALS = [str(k % 11) for k in range(39)]
         (["$1", "−$2", "$3.50"], ["1", "-2", "3.5"]),
         (["1 000", "20\u202f000", "−7"], ["1000", "20000", "-7"]),
         (["1'000'000", "3", "4"], ["1000000", "3", "4"]),
+        (["18.3 °C", "-4 °C", "7°C"], ["18.3", "-4", "7"]),
+        (["2,210 lbs", "900 lbs"], ["2210", "900"]),
+        (["1,5 km/h", "12,25 km/h", "3 km/h"], ["1.5", "12.25", "3"]),
     ],
 )
 def test_numbers_as_people_write_them(table: Callable[..., Path], cells: list[str], numbers: list[str]) -> None:
@@ -346,7 +349,8 @@ def test_a_typo_in_a_numeric_column_is_named(table: Callable[..., Path], caplog:
 
 def test_text_columns_with_some_numbers(table: Callable[..., Path]) -> None:
     code = [*["0", "1", "2"] * 13, *["3+"] * 3]  # few values, and the word is repeated
-    for cells in ([*NUMERALS[:30], *"abcdefghij"], ["a,b", "c,d"] * 20, [f"n{text}" for text in NUMERALS], code):
+    named, units = [f"n{text}" for text in NUMERALS], ["1 kg", "2 lb", "3 kg"] * 13
+    for cells in ([*NUMERALS[:30], *"abcdefghij"], ["a,b", "c,d"] * 20, named, code, units):
         data = read_table(table(column(cells)))
         assert isinstance(data.encoding, Columns)
         assert categories_of(data)["a"] == tuple(sorted(set(cells)))
@@ -356,10 +360,10 @@ def test_columns_that_are_not_used(table: Callable[..., Path], caplog: pytest.Lo
     counting = [str(k) for k in range(100, 140)]
     for k, (name, cells, why) in enumerate(
         (
-            ("a", counting, "looks like an id"),
-            ("user_id", counting[::-1], "looks like an id"),
-            ("customerID", [str(37 * k) for k in range(40)], "looks like an id"),
-            ("a", [f"user-{k}" for k in range(40)], "looks like an id"),
+            ("a", counting, "the values look like ids"),
+            ("user_id", counting[::-1], "the values look like ids"),
+            ("customerID", [str(37 * k) for k in range(40)], "the values look like ids"),
+            ("a", [f"user-{k}" for k in range(40)], "the values look like ids"),
             ("a", ["7"] * 40, "the value is the same in every row"),
             ("a", [""] * 40, "the value is the same in every row"),
             ("a", [f"{k}.png" for k in range(40)], "rename the column to 'path'"),

@@ -339,6 +339,11 @@ def test_frame_with_many_categories(tmp_path: Path, caplog: pytest.LogCaptureFix
     np.testing.assert_array_equal(NoisyLabelClassifier.load(tmp_path / "model.warpi").predict_proba(frame), p)
     with pytest.raises(UserError, match="every column of X has different categories in almost every row"):
         fast().fit(frame[["name"]], y)
+    few = frame[:120]
+    declared = few["name"].astype("category")
+    for names, n_kept in ((few["name"], 0), (declared, 120)):  # as in a file, unless the user declares the categories
+        layout = fast().fit(few.assign(name=names), y[:120]).net_.prepare.layout
+        assert [len(kept or ()) for kept in layout.categories] == [n_kept, 22, 0]
 
 
 @pytest.fixture(scope="module")
@@ -436,6 +441,31 @@ def test_auto_keeps_its_choice_in_a_file(small: tuple[Arrays, Arrays, Arrays], t
     again = pickle.loads(pickle.dumps(model))
     assert again.trusted_score_.high == score.high
     assert repr(score).endswith(f"to {score.high:.3f})")
+
+
+def test_auto_accepts_a_class_that_only_trusted_rows_have(
+    small: tuple[Arrays, Arrays, Arrays], caplog: pytest.LogCaptureFixture
+) -> None:
+    (x, y), (x_trusted, y_trusted), (x_test, _) = small
+    others = y != 9
+    model = NoisyLabelClassifier(model="knn", random_state=0).fit(x[others], y[others], x_trusted, y_trusted)
+    assert "classes that occur in y_trusted, but not in y: 9; they are rarely predicted; correct" in caplog.text
+    assert model.classes_.tolist() == list(range(10))
+    assert model.predict_proba(x_test)[:, 9].min() > 0
+    assert model.transition_.shape == (10, 10)
+    given = np.where(y_trusted == 9, 1, y_trusted)
+    model.fit(x[others], y[others], x_trusted, y_trusted, given_trusted=given)
+    assert model.classes_.tolist() == list(range(10))
+
+    whole, labels = np.concatenate([x[others], x_trusted]), np.concatenate([y[others], y_trusted])
+    marks = np.arange(len(labels)) >= others.sum()  # all rows of class 9 are trusted
+    assert model.fit(whole, labels, trusted=marks).classes_.tolist() == list(range(10))
+    names = np.array([f"class {k}" for k in range(10)])
+    for wrong in (np.char.upper(names[y_trusted]), y_trusted, np.where(y_trusted == 9, np.nan, y_trusted)):
+        with pytest.raises(ValueError, match=r"y_trusted, row .*: (the class .* does not occur in y|the label is)"):
+            model.fit(x, names[y], x_trusted, wrong)
+    with pytest.raises(UserError, match="1 of 10 classes without an example in the training rows: '9'"):
+        fast("ce").fit(whole, labels, trusted=marks)
 
 
 def test_auto_with_a_model_of_scikit_learn(small: tuple[Arrays, Arrays, Arrays], tmp_path: Path) -> None:

@@ -178,6 +178,14 @@ def test_without_trusted_rows(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert all(c["score"] is None for c in json.loads((tmp_path / "run" / "choice.json").read_text()))
 
 
+def test_one_trusted_row(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = (folder / "trusted.csv").read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "one.csv").write_text("".join(first))
+    flags = ["--data", str(folder / "data.csv"), "--trusted", str(tmp_path / "one.csv"), "--model", "knn"]
+    assert main(["fit", *flags, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert "one trusted row is too few to measure the accuracy" in capsys.readouterr().err
+
+
 def make_small_task(n: int = 60, trusted: int = 9, shape: tuple[int, ...] = (4,)) -> Task:
     x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % 3

@@ -17,7 +17,7 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import hash_labels
 from warpi.noise.parse import Noise
-from warpi.training.task import Task, Truth, _warn_uneven, check_trusted_classes, make_task
+from warpi.training.task import Task, Truth, _warn_uneven, check_every_class, make_task
 from warpi.utils.seeding import generator
 
 SOME = settings(max_examples=15, deadline=None, derandomize=True)
@@ -371,7 +371,6 @@ NO_MIDDLE = split_of(replace(made([8, 1, 8]), y=2 * (torch.arange(17) % 2)))
         (LOPSIDED, {"meta": -1}, "--meta -1 cannot cover"),
         (UNKNOWN, {"meta": 12}, "--meta 12 .* those of made are not; .*--trusted"),
         (made([40, 40, 0]), {}, "1 of 3 classes without an example in the training rows: 'class 2'"),
-        (made([40, 3, 40]), {"meta": 9, "test": 0.0}, "without an example in the training rows: 'class 1'"),
         (UNKNOWN, {"val": 1.0}, r"val must be a fraction of the rows in \[0, 1\), got 1.0"),
         (UNKNOWN, {"val": -0.1}, "val must be a fraction"),
         (UNKNOWN, {"test": 25}, "test must be a fraction .* got 25"),
@@ -508,7 +507,10 @@ def test_corrected_labels_apply_to_test_rows_without_known_truth() -> None:
     assert torch.equal(truth.test.y, data.y[truth.test.rows])
 
 
-def test_methods_may_ask_for_a_trusted_example_of_every_class() -> None:
+def test_methods_may_ask_for_an_example_of_every_class() -> None:
+    task, _ = make_task(made([40, 3, 40]), meta=9, test=0.0)
+    with pytest.raises(UserError, match=r"1 of 3 classes without an example in the training rows: 'class 1'"):
+        check_every_class(task)
     task, _ = make_task(made([40, 40, 40], meta=NO_MIDDLE))
     with pytest.raises(UserError, match=r"1 of 3 classes without an example in the trusted .*'class 1'"):
-        check_trusted_classes(task)
+        check_every_class(task)

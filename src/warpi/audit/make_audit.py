@@ -28,7 +28,7 @@ from warpi.audit.out_of_sample import (
 from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
 from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
-from warpi.auto.rows import weigh_trusted
+from warpi.auto.rows import trusted_importance, weigh_trusted
 from warpi.auto.transition import confident_transition
 from warpi.data.split import Split
 from warpi.datasets.hugging_face.saved import is_dataset, read_labels
@@ -230,8 +230,18 @@ def _describe_predictions(predicted: _Predictions) -> dict[str, Any]:
         "temperature": predicted.temperature,
         "memory": predicted.memorization,
         "n_trusted": len(trusted.y),
-        "trusted_accuracy": float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None,
+        "trusted_accuracy": _trusted_accuracy(predicted) if len(trusted.y) else None,
     }
+
+
+def _trusted_accuracy(predicted: _Predictions) -> float:
+    """The accuracy on trusted rows, each class weighted by its size in the data, as `warpi fit` prints it.
+
+    Trusted rows are often drawn class by class, so the plain share of hits would count small classes too often.
+    """
+    trusted, rows = predicted.trusted, predicted.rows
+    weight = trusted_importance(scores.posterior(rows.p, rows.y, predicted.T).sum(0), trusted.y)
+    return float(weight @ (trusted.p.argmax(1) == trusted.y) / weight.sum())
 
 
 def _predict(method: Method, folds: int | None, path: Path | None, held_out: list[Split]) -> _Predictions:
@@ -401,7 +411,7 @@ def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:
     accuracy = facts["trusted_accuracy"]
     if accuracy is not None and accuracy < _LOW_ACCURACY:
         log.warning(
-            "only %.0f %% of the trusted rows are predicted correctly (each counts once, whatever its class), so many "
+            "only %.0f %% of the trusted rows are predicted correctly (weighted by the sizes of the classes), so many "
             "suggestions are wrong",
             100 * accuracy,
         )

@@ -163,7 +163,8 @@ def _print_result(run: "Run") -> None:
     if run.task.meta is None:
         say(f"warpi: {WITHOUT_TRUSTED}", error=True)
     elif not trusted:
-        say("warpi: the budget left no time to measure the accuracy on trusted rows", error=True)
+        why = "the budget left no time" if len(run.task.meta) > 1 else "one trusted row is too few"
+        say(f"warpi: {why} to measure the accuracy on trusted rows", error=True)
     _print_next(run)
 
 

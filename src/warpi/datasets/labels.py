@@ -166,7 +166,7 @@ def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
     """Warn about classes with almost the same name. Single letters may differ in case."""
     by_name: dict[str, list[str]] = {}
     for text in sorted(count):
-        by_name.setdefault(_bare_name(text), []).append(text)
+        by_name.setdefault(bare_name(text), []).append(text)
     groups = [texts for bare, texts in by_name.items() if bare and len(texts) > 1 and not {*map(len, texts)} <= {1}]
     if groups:
         first = " and ".join(f"{text!r} ({format_count(count[text], 'row')})" for text in groups[0])
@@ -177,7 +177,7 @@ def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:
         )
 
 
-def _bare_name(text: str) -> str:
+def bare_name(text: str) -> str:
     """A name without case, spaces, dashes and invisible characters; a number as its value."""
     text = "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
     return str(float(text) + 0.0) if is_number(text) else "".join(re.split(r"[\s_]+|(?<=\w)-+(?=\w)", text.casefold()))

@@ -158,9 +158,12 @@ class NoisyLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 raise UserError("got X_trusted, y_trusted and their old names X_meta, y_meta; pass only one pair")
             X_trusted, y_trusted = X_meta, y_meta
         X, y = self._check_fit_data(X, y)
-        self.classes_, given = np.unique(y, return_inverse=True)
+        self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y contains one class, {self.classes_.tolist()[0]!r}; a classifier needs at least two")
+        if self.method == "auto" and y_trusted is not None:
+            self.classes_ = inputs.add_classes(self.classes_, y_trusted)
+        given = np.searchsorted(self.classes_, y)
         layout = Layout.of(X, custom_net=not isinstance(self.net, str))
         numbers = layout.numbers(X)
         dataset = self._make_dataset(layout, numbers, given)

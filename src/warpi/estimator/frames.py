@@ -9,14 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.numeric import DateColumn, NumberColumn
-from warpi.datasets.columns.choose import Chooser, Notes, find_date_order, read_days, read_numbers
+from warpi.datasets.columns.choose import (
+    MANY_CATEGORIES,
+    RARE,
+    Chooser,
+    Notes,
+    find_date_order,
+    read_days,
+    read_numbers,
+)
 from warpi.datasets.columns.raw import Raw, Words
 from warpi.errors import UserError, format_count
 
 log = logging.getLogger("warpi.estimator")
 
 _MAX_CATEGORIES = 1000
-_RARE = 3  # minimum count for a category to be kept when there are more than `_MAX_CATEGORIES`
 _NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
 _DATES = {"date", "datetime", "datetime64"}
 _DURATIONS = {"timedelta", "timedelta64"}
@@ -98,7 +105,8 @@ def _read_raw(column: Any) -> Raw | None:
 def find_categories(column: Any, name: object) -> tuple[Category, ...]:
     """The categories of a column: those that its dtype declares, otherwise the sorted values.
 
-    If there are too many, only the frequent ones are returned.
+    If there are too many, only the frequent ones are returned. A value that occurs once, such as an id, would otherwise
+    mark one row of X and none of the trusted and new rows.
     """
     declared = getattr(column.dtype, "categories", None)
     try:
@@ -113,9 +121,9 @@ def find_categories(column: Any, name: object) -> tuple[Category, ...]:
                 f"column {name!r} of X contains values of type {type(value).__name__}; convert the column to numbers, "
                 "text, dates or true/false, or drop it"
             )
-    if len(names) > _MAX_CATEGORIES:
+    if len(names) > (_MAX_CATEGORIES if declared is not None else max(MANY_CATEGORIES, len(column) // 20)):
         counts = column.value_counts()
-        frequent = set(counts.index[:_MAX_CATEGORIES][counts[:_MAX_CATEGORIES] >= _RARE])
+        frequent = set(counts.index[:_MAX_CATEGORIES][counts[:_MAX_CATEGORIES] >= RARE])
         text = (
             "column %r of X has %d categories; %d are kept, the others are treated as unknown; if this column is free "
             "text, vectorize it first, for example with TfidfVectorizer"

@@ -9,6 +9,7 @@ had missing numbers in `fit`. Missing categories are a separate category.
 """
 
 import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -23,9 +24,12 @@ from warpi.data.examples import Examples, Scale, TensorExamples
 from warpi.data.numeric import DateColumn, NumberColumn, make_features, needs_float64
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import is_channels_last, make_images
+from warpi.datasets.labels import bare_name
 from warpi.errors import UserError
 from warpi.estimator import frames
 from warpi.estimator.frames import Category, Parsed
+
+log = logging.getLogger("warpi.estimator")
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,26 @@ def refuse_blanks(y: Any, name: str) -> None:
         is_nan = isinstance(label, float) and label != label
         if label is None or is_nan or type(label).__name__ in ("NAType", "NaTType"):
             raise ValueError(f"{name}, row {row}: the label is missing ({label!r}); label or drop the row")
+
+
+def add_classes(classes: NDArray[Any], y_trusted: Any) -> NDArray[Any]:
+    """The classes of y and those that occur only in y_trusted, sorted.
+
+    Labels of another type than the classes, and names that differ from a class only in case or spaces, are left out.
+    They are mistakes.
+    """
+    known = classes.tolist()
+    types, names = {type(label) for label in known}, {bare_name(str(label)) for label in known}
+    labels = {label for label in np.asarray(y_trusted, dtype=object).ravel().tolist() if type(label) in types}
+    new = [label for label in labels.difference(known) if label == label and bare_name(str(label)) not in names]
+    if not new:
+        return classes
+    text = (
+        "classes that occur in y_trusted, but not in y: %s; they are rarely predicted; correct the labels if these are "
+        "typing mistakes"
+    )
+    log.warning(text, ", ".join(map(repr, sorted(new))))
+    return np.unique(np.array([*known, *new], dtype=object if classes.dtype == object else None))
 
 
 def accepted_types(X: Any) -> list[type[np.generic]]:

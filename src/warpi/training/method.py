@@ -17,7 +17,7 @@ from warpi.data.loader import Loader
 from warpi.errors import UserError, first_line
 from warpi.nets.sync_batchnorm import synchronize_batchnorm
 from warpi.training.recipe import Recipe
-from warpi.training.task import Task, check_trusted_classes
+from warpi.training.task import Task, check_every_class
 from warpi.utils import distributed
 from warpi.utils.seeding import derive, generator
 from warpi.utils.settings import check_types
@@ -53,7 +53,7 @@ class Method(ABC):
     n_trusted_views: ClassVar[int] = 1  # augmented views of each trusted example
     strong_views: ClassVar[tuple[int, ...]] = ()  # views that are always augmented strongly
     needs_meta: ClassVar[bool] = False  # cannot be trained without trusted examples
-    needs_every_class: ClassVar[bool] = True  # if there are trusted examples, each class needs one
+    needs_every_class: ClassVar[bool] = True  # each class needs a training example, and a trusted one if there are any
     least_batch: ClassVar[int] = 1  # smallest noisy batch that a step can use
     least_meta_batch: ClassVar[int] = 1  # smallest trusted batch that a step can use
     needs_noise_rate: ClassVar[bool] = False  # uses oracle knowledge; reports mark it
@@ -135,7 +135,7 @@ class Method(ABC):
                 "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
             )
         if self.needs_every_class:
-            check_trusted_classes(task)
+            check_every_class(task)
         if self.needs_noise_rate and task.noise_rate is None:
             raise UserError(
                 f"{name} needs the noise rate, which is unknown for this data; set it (`noise_rate` of "

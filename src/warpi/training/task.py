@@ -210,15 +210,17 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
 
 def check_task(task: Task, held_out: bool) -> None:
     """Raise if a class has no examples; warn about data with too little to learn from."""
-    _check_classes(task.train.y, task.classes, "the training rows", "drop them or add examples")
+    known = task.train.y if task.meta is None else torch.cat([task.train.y.cpu(), task.meta.y.cpu()])
+    _check_classes(known, task.classes, "the training rows", "drop them or add examples")
     if task.meta is not None:
         _warn_uneven(task.meta.y, task.train.y, task.classes)
         _warn_shifted(task.meta, task.train)
     _warn_few(task.train.y, task.classes, held_out)
 
 
-def check_trusted_classes(task: Task) -> None:
-    """Raise if there are trusted examples, but none of some class."""
+def check_every_class(task: Task) -> None:
+    """Raise if some class has no training example, or if there are trusted examples, but none of some class."""
+    _check_classes(task.train.y, task.classes, "the training rows", "drop them or add examples")
     if task.meta is not None:
         _check_classes(task.meta.y, task.classes, "the trusted examples", "add at least one of each")
 
@@ -379,7 +381,7 @@ def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> No
     """
     n_trusted = torch.bincount(trusted.cpu(), minlength=len(classes)).double()
     n_given = torch.bincount(given.cpu(), minlength=len(classes)).double()
-    if not bool((n_trusted > 0).all()):  # methods say what a missing class means for them
+    if not bool(((n_trusted > 0) & (n_given > 0)).all()):  # methods say what a missing class means for them
         return
     relative = (n_trusted / n_trusted.sum()) / (n_given / n_given.sum())
     excess = torch.minimum(n_trusted[:, None] / n_trusted, relative[:, None] / relative)  # [K, K] class i over class j

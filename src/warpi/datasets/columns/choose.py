@@ -27,8 +27,8 @@ from warpi.datasets.labels import MARK_NAMES, parse_marks, to_texts
 from warpi.errors import UserError
 
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
-_MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
-_RARE = 3  # categories with fewer rows than this are rare
+MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
+RARE = 3  # categories with fewer rows than this are rare
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _MONTH = rf"(?P<name>{'|'.join(_MONTHS)})[a-z]*\.?"
 _TIME = (
@@ -54,6 +54,8 @@ _SPACES = re.compile(r"(?<=\d)[' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}](?=
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?([eE][+-]?\d+)?")
 _NOTATIONS = ("plain", "signs", "thousands", "decimal comma")
+_WITH_UNIT = re.compile(r"[+-]?\d[\d.,]* ?(?P<unit>([^\W\d_]|[°'\"/²³])+)")  # such as 18.3 °C or 1,200 km/h
+_UNIT = ", unit "  # between a notation and the unit
 _ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|index|idx|key|hash|unnamed: [\d.]+)$")
 _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
 
@@ -77,9 +79,9 @@ class Notes:
 
 
 KEEP = "keep one with --types COLUMN=KIND (number, category, date or text)"
-_IDS = "{} looks like an id and is not used; " + KEEP
+_IDS = "not used, because the values look like ids: {}; " + KEEP
 _CONSTANT = "not used, because the value is the same in every row: {}; " + KEEP
-_ALL_DIFFERENT = "{} has a different value in almost every row and is not used; " + KEEP
+_ALL_DIFFERENT = "not used, because the value is different in almost every row: {}; " + KEEP
 _IMAGES = (
     "{} names image files and is not used; to learn from the images, rename the column to 'path' in a .csv or .tsv"
 )
@@ -176,8 +178,8 @@ class Chooser(NamedTuple):
         order = sorted((k for k, word in enumerate(raw.words) if word), key=lambda k: (-counts[k], raw.words[k]))
         n = len(raw.codes)
         kept = order
-        if len(order) > max(_MANY_CATEGORIES, n // 20):
-            kept = [k for k in order if counts[k] >= _RARE]
+        if len(order) > max(MANY_CATEGORIES, n // 20):
+            kept = [k for k in order if counts[k] >= RARE]
         kept = kept[: self.max_categories]
         has_gaps = "" in raw.words
         is_pooled = len(kept) < len(order)
@@ -234,7 +236,7 @@ def warn_trusted_name(name: str, raw: Raw, path: object) -> None:
 
 
 def find_notation(raw: Words, *, forced: bool = False) -> str | None:
-    """How the numbers in a text column are written; None if it does not contain numbers.
+    """How the numbers in a text column are written, and their unit; None if it does not contain numbers.
 
     Up to a tenth of the cells may be typos. But a column with few values, in which the words occur several times, is a
     code such as 0, 1, 2, 3+.
@@ -245,7 +247,9 @@ def find_notation(raw: Words, *, forced: bool = False) -> str | None:
     if not words:
         return None
     best, fewest = None, total
-    for notation in _NOTATIONS:
+    unit = _find_unit(words)
+    with_unit = [notation + _UNIT + unit for notation in ("thousands", "decimal comma") if unit]
+    for notation in (*_NOTATIONS, *with_unit):
         if sum(_to_number(word, notation) is not None for word in words[:100]) * 2 < len(words[:100]):
             continue
         bad = [word for word in words if _to_number(word, notation) is None]
@@ -256,7 +260,18 @@ def find_notation(raw: Words, *, forced: bool = False) -> str | None:
     return best if forced or 10 * fewest <= total else None
 
 
+def _find_unit(words: list[str]) -> str:
+    """What follows the numbers in most of the cells; '' if they are not numbers with a unit."""
+    units = Counter(match["unit"] for word in words[:100] if (match := _WITH_UNIT.fullmatch(word)))
+    unit, n = units.most_common(1)[0] if units else ("", 0)
+    return unit if 2 * n > len(words[:100]) else ""
+
+
 def _to_number(word: str, notation: str) -> float | None:
+    notation, _, unit = notation.partition(_UNIT)
+    word = word.removesuffix(unit).rstrip()
+    if not word:
+        return None
     if notation != "plain":
         sign = "-" if word[0] in "-\N{MINUS SIGN}" else ""
         word = sign + _SPACES.sub("", word.lstrip("+-\N{MINUS SIGN}").strip(_SIGNS))
