@@ -219,6 +219,20 @@ def test_the_installation_page_names_every_extra() -> None:
     assert [name for name in extras if f"`{name}`" not in page and name != "dev"] == []
 
 
+def test_the_api_page_lists_deprecated_names() -> None:
+    from warpi.datasets import label_columns
+    from warpi.methods import old_names
+
+    page = (ROOT / "docs" / "api.md").read_text()
+    table = page[page.index("Deprecated at present") : page.index("## Requirements")]
+    names = [*label_columns.OLD_NAMES, *(f"--{old}" for names in old_names.OLD_NAMES.values() for old in names)]
+    warnings = "\n".join(path.read_text() for path in (PACKAGE / "cli").glob("*.py"))
+    flags = re.findall(r'warn_deprecated\(\s*"(--[\w-]+)', warnings)
+    assert len(names) >= 5
+    assert len(flags) >= 4
+    assert [name for name in (*names, *flags) if f"`{name}" not in table] == []
+
+
 def test_public_names() -> None:
     assert 20 <= len(warpi.__all__) <= 32
     for name in warpi.__all__:

@@ -109,6 +109,7 @@ def measure(code: str, *arguments: str) -> dict[str, Any]:
     while True:
         done, status, usage = os.wait4(child.pid, os.WNOHANG)
         if done:
+            child.returncode = os.waitstatus_to_exitcode(status)
             break
         with open(f"/proc/{child.pid}/status") as file:
             lines = dict(line.split(":", 1) for line in file if ":" in line)

@@ -51,8 +51,8 @@ def test_an_all_reduce_takes_longer_between_nodes() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_and_time_of_two_million_rows(tmp_path: Path) -> None:
-    """Real commands in processes of their own. A copy of the features as float32 alone would take 0.48 GiB."""
-    n = 2_000_000
+    """Real commands in processes of their own. A copy of the features as float32 alone would take 0.52 GiB."""
+    n = 2_200_000
     path = large_data.write(tmp_path, n)
     kept = large_data.train(path, tmp_path / "run", large_data.TRAIN)
     in_memory = large_data.train(path, tmp_path / "memory", large_data.IN_MEMORY)

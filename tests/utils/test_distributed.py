@@ -498,6 +498,7 @@ def test_every_method_with_two_ranks(names: list[str], server: Server, tmp_path:
         wanted = trained(MORE.get(name, name), InTwoParts, epochs=4)
         weights = [key for key in wanted if key.startswith("net")]
         differences[name] = max(float((got[key] - wanted[key]).abs().max()) for key in weights)
+    print({name: f"{d:.1e}" for name, d in differences.items()})
     assert {name: d for name, d in differences.items() if d > 1e-6} == {}
 
 
@@ -789,12 +790,16 @@ def test_fit_with_two_and_four_ranks(server: Server, tmp_path: Path, method: str
         more = ["--method", method, "--epochs", "4", "--threads", "1", "--lr", "0.01"]
         server.run(ranks, [*FIT, *more, "--out", str(run.out)])
         runs.append(run)
+    losses, weights = [0.0], [0.0]
     for run in runs[1:]:
         for a, b in zip(run.records(), runs[0].records(), strict=True):
+            losses.append(abs(a["loss"] / b["loss"] - 1))
             for name in a.keys() - {"seconds"}:
                 assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-5), name
         for p, q in zip(run.weights(), runs[0].weights(), strict=True):
+            weights.append(float((p - q).abs().max()))
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    print(f"{method}: losses differ by up to {max(losses):.1e}, weights by up to {max(weights):.1e}")
 
 
 def test_batch_sizes_and_rates_per_rank(server: Server, tmp_path: Path) -> None:
