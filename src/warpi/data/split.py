@@ -1,8 +1,9 @@
-"""A set of rows with their given labels."""
+"""Sets of rows, and a set of rows with their given labels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,3 +65,20 @@ class Split:
         index = index if kept is None else index[kept]
         rows = index.to(self.y.device)
         return Batch(views, self.y[rows], rows)
+
+
+def group_by_class(rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each class, in their order. This takes one pass over the rows for any number of classes."""
+    labels = y[rows].numpy()
+    counts = np.bincount(labels)
+    order = np.argsort(labels.astype(np.min_scalar_type(len(counts))), kind="stable")  # small integers sort fast
+    return torch.split(rows[torch.from_numpy(order)], counts.tolist())
+
+
+def leave_out(rows: Tensor, others: Tensor) -> Tensor:
+    """The rows that are not among the others, in their order."""
+    if not len(rows):
+        return rows
+    kept = torch.ones(int(rows.max()) + 1, dtype=torch.bool)  # `isin` would sort all rows
+    kept[others] = False
+    return rows[kept[rows]]

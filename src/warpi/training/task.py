@@ -4,7 +4,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from scipy.special import chdtrc
 from torch import Generator, Tensor
@@ -12,7 +11,7 @@ from torch import Generator, Tensor
 from warpi.data.dataset import Dataset
 from warpi.data.numeric import Features
 from warpi.data.overlap import check_disjoint, labels_in, mark_shared_once
-from warpi.data.split import Split
+from warpi.data.split import Split, group_by_class, leave_out
 from warpi.errors import UserError, format_count
 from warpi.noise.noise_file import hash_labels
 from warpi.noise.parse import Noise
@@ -146,9 +145,9 @@ def split_rows(
         # Rows that a person has checked are too valuable for testing.
         pool = rows if dataset.trusted is None else rows[~dataset.trusted[rows]]
         test_rows, _ = _draw_stratified(pool, dataset.truth, test, rng("test"), leave=True)
-        rows = _without(rows, test_rows)
+        rows = leave_out(rows, test_rows)
     meta_rows = rows[:0] if trusted is not None else _trusted_rows(dataset, rows, meta, rng("meta"))
-    val_rows, train_rows = _draw_stratified(_without(rows, meta_rows), dataset.truth, val, rng("val"), leave=True)
+    val_rows, train_rows = _draw_stratified(leave_out(rows, meta_rows), dataset.truth, val, rng("val"), leave=True)
     if len(meta_rows) and not len(train_rows):
         which = "all" if len(meta_rows) == len(dataset.y) else f"{len(meta_rows)} of"
         raise UserError(
@@ -327,7 +326,7 @@ def _draw_stratified(
     The classes with the largest remainders are rounded up, so that the total is right. With `leave`, a class is not
     rounded up if that would take its last row.
     """
-    groups = [group for group in _group_by_class(rows, y) if len(group)]
+    groups = [group for group in group_by_class(rows, y) if len(group)]
     exact = [min(share, 1.0) * len(group) for group in groups]
     n_up = round(sum(exact)) - sum(map(int, exact))
     candidates = [k for k, group in enumerate(groups) if not leave or int(exact[k]) + 1 < len(group)]
@@ -337,23 +336,7 @@ def _draw_stratified(
         for k, group in enumerate(groups)
     ]
     inside = torch.cat(drawn).sort().values if drawn else rows[:0]
-    return inside, _without(rows, inside)
-
-
-def _group_by_class(rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """The rows of each class, in their order. This takes one pass over the rows for any number of classes."""
-    labels = y[rows].numpy()
-    counts = np.bincount(labels)
-    order = np.argsort(labels.astype(np.min_scalar_type(len(counts))), kind="stable")  # small integers sort fast
-    return torch.split(rows[torch.from_numpy(order)], counts.tolist())
-
-
-def _without(rows: Tensor, others: Tensor) -> Tensor:
-    if not len(rows):
-        return rows
-    kept = torch.ones(int(rows.max()) + 1, dtype=torch.bool)  # `isin` would sort all rows
-    kept[others] = False
-    return rows[kept[rows]]
+    return inside, leave_out(rows, inside)
 
 
 def _check_classes(y: Tensor, classes: tuple[str, ...], where: str, advice: str) -> None:
