@@ -1,5 +1,6 @@
 """Errors that a user can fix. Each message says what was given, what is allowed and what to do."""
 
+import os
 import struct
 import tokenize
 import zipfile
@@ -13,6 +14,9 @@ MALFORMED_ERRORS = (LookupError, TypeError, ValueError, RuntimeError, AttributeE
 _BAD_BYTES = (ValueError, EOFError, RuntimeError, SyntaxError, MemoryError)
 DAMAGED_ARRAY_ERRORS = (*_BAD_BYTES, tokenize.TokenError, struct.error, zlib.error, zipfile.BadZipFile)
 """Errors that damaged bytes cause in numpy's reader of .npy and .npz files, and in the modules it uses."""
+
+
+_MOST_NAMES = 1000  # of a folder, which are compared with a misspelled one
 
 
 class UserError(ValueError):
@@ -38,6 +42,23 @@ def nearest(got: str, names: Iterable[str]) -> str | None:
     by_bare_name = {name.lstrip("-"): name for name in names}
     matches = get_close_matches(got.lstrip("-"), by_bare_name, n=1, cutoff=0.65)  # about two letters in three
     return by_bare_name[matches[0]] if matches else None
+
+
+def no_path(path: object, what: str = "file or folder", advice: str = "") -> UserError:
+    """The error for a path that does not exist. It suggests the path with the closest name in the same folder."""
+    closest = nearest_path(path)
+    hint = f"did you mean {closest!r}?" if closest else advice
+    return UserError(f"there is no {what} {str(path)!r}{f'; {hint}' if hint else ''}")
+
+
+def nearest_path(path: object) -> str | None:
+    """The path of the file or folder whose name is most similar, in the same folder; None if none is similar."""
+    folder, name = os.path.split(str(path))
+    try:
+        closest = nearest(name, sorted(os.listdir(folder or "."))[:_MOST_NAMES])
+    except (OSError, ValueError):
+        return None
+    return None if closest is None else os.path.join(folder, closest)
 
 
 def missing_package(package: str, purpose: str, extra: str) -> UserError:

@@ -67,14 +67,22 @@ def test_lists_and_decisions(tmp_path: Path) -> None:
         store.remember_random({1: 3.0, 5: 3.0, 6: 3.0})
         chosen = [(1, "keep", "a"), (6, "change", "b"), (7, "change", "b"), (8, "unsure", None)]
         store.decide([Choice(row, 0, action, label, "a", None) for row, action, label in chosen], "t", "1")
-    checks = collect_row_checks(run, [tmp_path / "list.csv"], ("a", "b"))
+    row, y = np.arange(10), np.array([0, 0, 1, 0, 0, 0, 0, 0, 0, 0])  # as in the list
+    checks = collect_row_checks(run, [tmp_path / "list.csv"], ("a", "b"), row, y)
     assert checks.row.tolist() == [1, 4, 6, 7, 9]
     assert checks.label.tolist() == [0, 1, 1, 1, 0]
     assert checks.random.tolist() == [True, True, False, False, False]  # row 5 was not reviewed, so row 6 may be chosen
     assert checks.weight.tolist()[:2] == [3, 10]
-    with pytest.raises(UserError, match="'b', which is not a class"):
-        collect_row_checks(None, [tmp_path / "list.csv"], ("a", "c"))
-    assert len(collect_row_checks(tmp_path, [], ("a", "b")).row) == 0
+    with pytest.raises(UserError, match=r"unknown class in .*list.csv, row 4: 'b'; allowed: a, c"):
+        collect_row_checks(None, [tmp_path / "list.csv"], ("a", "c"), row, y)
+    assert len(collect_row_checks(tmp_path, [], ("a", "b"), row, y).row) == 0
+    corrected = np.where(row == 4, 1, y)  # as the list says
+    assert len(collect_row_checks(None, [tmp_path / "list.csv"], ("a", "b"), row, corrected).row) == 2
+    with pytest.raises(UserError, match="row 9 is 'a' in .* but 'b' in the run; the list was made for other data"):
+        collect_row_checks(None, [tmp_path / "list.csv"], ("a", "b"), row, np.where(row == 9, 1, y))
+    (tmp_path / "list.csv").write_text("row,given_label,checked_label\none,a,a\n")
+    with pytest.raises(UserError, match="the column row is not as"):
+        collect_row_checks(None, [tmp_path / "list.csv"], ("a", "b"), row, y)
 
 
 def test_audit_with_a_filled_list(tmp_path: Path) -> None:

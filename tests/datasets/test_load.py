@@ -314,6 +314,8 @@ def test_fixed_image_size(name: str) -> None:
         ("", "unknown data set ''; allowed"),
         ("tabel.csv", r"no file or folder 'tabel\.csv'"),
         ("no/such/folder", "no file or folder 'no/such/folder'"),
+        ("noets.txt", r"no file or folder 'noets\.txt'; did you mean 'notes\.txt'\?"),
+        ("bar", "unknown data set 'bar'; .* with that name either, but there is 'bare'"),
         ("photos/", "no file or folder 'photos/'"),
         ("photos", "unknown data set 'photos'; .*; there is no file or folder with that name either"),
         ("x" * 5000, "cannot read xxx.*File name too long"),
@@ -335,6 +337,13 @@ def test_mistakes(here: Path, data: str, what: str) -> None:
     with pytest.raises(UserError, match=what) as e:
         load_dataset(data)
     assert "\n" not in str(e.value)
+
+
+def test_trusted_images_for_a_table(here: Path) -> None:
+    first, _ = load_dataset("table.csv")
+    (here / "photos" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="photos contains images, but table is a table; use the same format for both"):
+        load_dataset("photos", like=first)
 
 
 def test_trusted_examples_that_are_all_rows(here: Path, recwarn: pytest.WarningsRecorder) -> None:

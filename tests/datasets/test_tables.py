@@ -22,6 +22,7 @@ from warpi.data.split import Split
 from warpi.datasets import tables as tables_module
 from warpi.datasets.columns.copied import read_table_cells
 from warpi.datasets.columns.encode import TableOptions
+from warpi.datasets.delimited_files import read_before
 from warpi.datasets.digits import digits
 from warpi.datasets.tables import read_new_table, read_table
 from warpi.errors import UserError
@@ -514,12 +515,26 @@ def test_classes_with_the_same_meaning(
     )
 
 
-def test_quantities_as_labels(table: Callable[..., Path]) -> None:
+def test_warnings_are_not_repeated_when_a_run_is_opened_again(
+    table: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table("a,b,label\n" + "".join(f"{k % 7},1,{'pq'[k % 2]}\n" for k in range(30)))
+    with read_before():
+        read_table(path)
+    assert not caplog.messages
+    read_table(path)
+    assert any("not used" in message for message in caplog.messages)
+
+
+def test_quantities_and_ids_as_labels(table: Callable[..., Path]) -> None:
     def labelled(labels: list[Any]) -> Path:
         return table("a,label\n" + "".join(f"{k % 5},{label}\n" for k, label in enumerate(labels)))
 
     for labels in ([k / 7 for k in range(60)], list(range(60)), [k % 25 + 0.5 for k in range(200)]):
         with pytest.raises(UserError, match=r"'label' contains \d+ different numbers in .* looks like a quantity"):
+            read_table(labelled(labels))
+    for labels in ([f"id {k}" for k in range(60)], [f"a text {k % 31}" for k in range(60)]):
+        with pytest.raises(UserError, match=r"'label' contains \d+ different texts in .* looks like ids or free text"):
             read_table(labelled(labels))
     for labels in ([k % 25 for k in range(60)], [k % 10 / 2 for k in range(60)], list(range(10))):
         assert read_table(labelled(labels)).n_classes == len(set(labels))
@@ -957,7 +972,7 @@ def test_errors_suggest_drop_if_possible(table: Callable[..., Path]) -> None:
         read_like(new, first, STRICT)
     with pytest.raises(UserError, match=r"it lacks 'the name'; .*--drop 'the name'$"):
         read_table(table("a,label\n1,p\n", "s.csv"), like=first)
-    with pytest.raises(UserError, match=r"it lacks 'the name'$"):
+    with pytest.raises(UserError, match=r"it lacks 'the name'; add them: cells may be empty$"):
         read_like(table("a,label\n1,p\n", "s.csv"), first)
     gaps = table("a,the name,label\n1,u,p\n,,q\n", "s.csv")
     with pytest.raises(

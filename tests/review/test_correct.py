@@ -143,6 +143,33 @@ def test_corrected_data_shows_which_labels_an_audit_replaced(items: Items, p: np
     assert last.before_audit.tolist() == [-1, 1, -1, -1, 2, -1, -1, -1]
 
 
+def test_an_audit_does_not_replace_what_a_person_decided_earlier(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    """A row that a person changed keeps its label and its original label, in a table and in a label file."""
+    given = CLASSES[items.given[5]]
+    assert given != "b"
+    corrections = apply_corrections(items, make_audit(items.dataset, p), decide(5, "b"))
+    write_corrections(corrections, tmp_path / "out.csv")
+    write_corrections(replace(corrections, items=replace(items, source=None)), tmp_path / "list.csv")
+    table, _ = open_data(DataSpec(str(tmp_path / "out.csv"), label="kind", drop=("id",)))
+    listed, _ = open_data(
+        DataSpec(str(items.source), noise=f"given:{tmp_path / 'list.json'}", label="kind", drop=("id",))
+    )
+    for second in (table, replace(listed, source=None)):
+        assert second.given.tolist() == corrections.label.tolist()
+        q = np.full((8, 3), 0.05)
+        q[np.arange(8), second.given] = 0.9
+        q[5] = [0.9, 0.05, 0.05]
+        audit = replace(make_audit(second.dataset, q), given=second.given)
+        again = apply_corrections(second, audit, {})
+        assert set(again.changed_by) == {""}
+        assert again.probability[5] == 1
+        write_corrections(again, tmp_path / "again.csv")
+        lines = list(csv.DictReader((tmp_path / "again.csv").read_text().splitlines()))
+        lines = [line for line in lines if line.get("split", "train") == "train"]
+        assert [line["changed_by"] for line in lines] == ["audit", "audit", "", "", "", "person", "", ""]
+        assert lines[5]["given"] == given
+
+
 def test_a_label_file_shows_which_labels_an_audit_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:
     corrections = apply_corrections(replace(items, source=None), make_audit(items.dataset, p), decide(5, "b"))
     write_corrections(corrections, tmp_path / "out.csv")

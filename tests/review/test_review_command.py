@@ -199,7 +199,7 @@ def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.Captu
         (["x", "--data", "digits"], "pass either a run folder, or --data"),
         (["x", "--label", "y"], "the run defines its data; omit --label"),
         (["--data", "digits"], "the folder for the decisions, is required"),
-        (["x"], "there is no run in x"),
+        (["x"], "there is no run in 'x'; pass the folder"),
         (["--data", "digits", "--out", "r", "--rows", "none.csv"], "cannot read none.csv"),
         (["--data", "digits", "--out", "r", "--rows", "bad.csv"], "has no column 'row'"),
         (["--data", "digits", "--out", "r", "--rows", "twice.csv"], "lists row 3 twice"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from warpi.audit.decisions import read_decisions
 from warpi.audit.label_scores import Floats, Ints
 from warpi.datasets.delimited_files import read_records
-from warpi.errors import UserError
+from warpi.errors import UserError, unknown
 from warpi.utils.files import sha256
 
 CHECKED = "checked_label"
@@ -96,8 +96,12 @@ class RowChecks(NamedTuple):
     weight: Floats  # [m] how many rows each random one stands for
 
 
-def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequence[str]) -> RowChecks:
+def collect_row_checks(
+    folder: Path | None, lists: Sequence[Path], classes: Sequence[str], row: Ints, y: Ints
+) -> RowChecks:
     """The decisions of `warpi review` in a run folder, and the filled lists from `warpi pick`.
+
+    The rows `row` [n] are audited and have the given labels y [n]. A list for other data is refused.
 
     Of the random rows of a review, only those before the first one that was not reviewed count as random, because
     others may have been decided because they looked suspicious.
@@ -111,22 +115,38 @@ def collect_row_checks(folder: Path | None, lists: Sequence[Path], classes: Sequ
         for row, label in decisions.items():
             if label in number:
                 checked[row] = number[label], row in in_order, random.get(row, 1.0)
-    for path in lists:
-        for cells in read_checked(path):
-            if cells[CHECKED] and cells[CHECKED] not in number:
-                raise UserError(f"{path}: row {cells['row']} is checked as {cells[CHECKED]!r}, which is not a class")
-            if cells[CHECKED]:
-                is_random = cells.get("part") == "random"
-                checked[int(cells["row"])] = (
-                    number[cells[CHECKED]],
-                    is_random,
-                    row_weight(cells) if is_random else 1.0,
-                )
+    filled = [(path, _row_number(path, cells), cells) for path in lists for cells in read_checked(path)]
+    listed = np.flatnonzero(np.isin(row, [i for _, i, _ in filled]))
+    given = {int(row[i]): classes[int(y[i])] for i in listed}
+    for path, i, cells in filled:
+        if not cells[CHECKED]:
+            continue
+        if cells[CHECKED] not in number:
+            raise unknown(f"class in {path}, row {i}:", cells[CHECKED], classes)
+        _check_given(path, cells, given.get(i))
+        is_random = cells.get("part") == "random"
+        checked[i] = number[cells[CHECKED]], is_random, row_weight(cells) if is_random else 1.0
     rows = np.array(sorted(checked), dtype=np.int64)
     values = [checked[row] for row in rows.tolist()]
     labels = np.array([label for label, _, _ in values], dtype=np.int64)
     random_rows = np.array([is_random for _, is_random, _ in values], dtype=np.bool_)
     return RowChecks(rows, labels, random_rows, np.array([weight for _, _, weight in values], dtype=np.float64))
+
+
+def _row_number(path: Path, cells: Mapping[str, str]) -> int:
+    try:
+        return int(cells["row"])
+    except ValueError as e:
+        raise UserError(f"{path}: the column row is not as `warpi pick` wrote it ({e})") from e
+
+
+def _check_given(path: Path, cells: Mapping[str, str], given: str | None) -> None:
+    """Raise if a row of a list has another given label in the run, unless it was corrected as the list says."""
+    if given not in (None, cells["given_label"], cells[CHECKED]):
+        raise UserError(
+            f"row {cells['row']} is {cells['given_label']!r} in {path}, but {given!r} in the run; the list was made "
+            "for other data or labels: create a new one with `warpi pick`"
+        )
 
 
 def digest_decisions(folder: Path) -> str | None:

@@ -132,7 +132,7 @@ def _audit_method(
     predicted = _predict(method, folds, path, audited)
     T, row, predictions = predicted.T, predicted.row, predicted.rows
     y = predictions.y
-    row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes)
+    row_checks = collect_row_checks(path, [Path(file) for file in checked], method.task.classes, row, y)
     positions, checked_pairs = _checked_pairs(row, predictions, row_checks)
     pairs = _trusted_pairs(method, predicted)
     votes = None

@@ -207,9 +207,15 @@ def pick(argv: list[str]) -> None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
         say(f"next: warpi review {run} --rows {listed}, or fill it in and run warpi audit {run} --checked {listed}")
     else:
-        words = [word for name, value in to_written_names(settings).items() for word in flag(name, value)]
-        listed = shlex.join([*words, "--rows", str(given["csv"]), "--out", "checked"])
-        say(f"next: warpi review {listed}")
+        words, listed = _words_of(settings), str(given["csv"])
+        review = shlex.join(["warpi", "review", *words, "--rows", listed, "--out", "checked"])
+        estimate = shlex.join(["warpi", "pick", "--estimate", listed, *words, "--export-trusted", "FILE"])
+        say(f"next: {review}, or fill it in and run {estimate}")
+
+
+def _words_of(settings: Mapping[str, Any]) -> list[str]:
+    """The flags that read the data."""
+    return [word for name, value in to_written_names(settings).items() for word in flag(name, value)]
 
 
 def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -238,6 +244,12 @@ def _estimate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         )
     if rate["unchecked_classes"]:
         say(f"no rows were checked for: {', '.join(rate['unchecked_classes'])}; the estimate excludes these classes")
+    trusted = given["export_trusted"]
+    if trusted and not (trusted.suffix == ".csv" and Path(settings["data"]).is_dir()):  # paths of images need --root
+        from warpi.review.export import next_folder
+        from warpi.runs.rerun_command import command
+
+        say(f"next: {command({**settings, 'meta_data': str(trusted)}, next_folder())}")
 
 
 def print_trusted_set(summary: "TrustedSetSummary") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warpi.errors import UserError, format_count
+from warpi.errors import UserError, format_count, no_path
 from warpi.utils.flags import Parser
 from warpi.utils.limits import limit, refuse
 from warpi.utils.terminal import say
@@ -71,7 +71,7 @@ def inspect(path: Path) -> Iterator[Finding]:
     from warpi.runs.schema import SPEC
 
     if not path.exists():
-        raise UserError(f"there is no file or folder {path}")
+        raise no_path(path)
     if (path / SPEC).exists():
         yield from _inspect_run(path)
     elif path.is_dir():

@@ -56,6 +56,7 @@ class Dataset:
     given: Tensor | None = None  # [N] int64 labels before a person checked them, -1 unknown; None: all unknown
     meta_given: Tensor | None = None  # the same for the rows of `meta`
     before_audit: Tensor | None = None  # [N] labels that an audit replaced, -1 for other rows; None: none
+    before_person: Tensor | None = None  # the same for a person
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")
@@ -65,7 +66,12 @@ class Dataset:
             shape = f"{self.trusted.dtype} {list(self.trusted.shape)}"
             raise UserError(f"trusted rows of {self.name}: got {shape} for {len(self.y)} examples; pass one bool each")
         meta_y = self.meta.y if self.meta else None
-        for earlier, rows in ((self.given, self.y), (self.before_audit, self.y), (self.meta_given, meta_y)):
+        for earlier, rows in (
+            (self.given, self.y),
+            (self.before_audit, self.y),
+            (self.before_person, self.y),
+            (self.meta_given, meta_y),
+        ):
             if earlier is not None:
                 n = 0 if rows is None else len(rows)
                 check_labels(earlier.clamp(min=0), n, self.n_classes, f"labels of {self.name} before they were checked")
@@ -90,10 +96,12 @@ class Dataset:
         given: Tensor | None = None,
         meta_given: Tensor | None = None,
         before_audit: Tensor | None = None,
+        before_person: Tensor | None = None,
     ) -> "Dataset":
         """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
-        `clean`, `trusted`, `given` and `before_audit` [N] describe the training rows, `meta_given` the trusted ones.
+        `clean`, `trusted`, `given`, `before_audit` and `before_person` [N] describe the training rows, `meta_given` the
+        trusted ones.
         If `trusted` is None and only some rows have a clean label, these rows are the trusted ones.
         """
         clean = _if_any_known(clean)
@@ -116,6 +124,7 @@ class Dataset:
             given=_if_any_known(given),
             meta_given=_if_any_known(meta_given),
             before_audit=_if_any_known(before_audit),
+            before_person=_if_any_known(before_person),
         )
 
     @property

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -31,9 +32,28 @@ _SEPARATORS = ";,\t|"  # if both ; and , fit, the comma is a decimal comma
 NEEDS_ROWS = "{}: needs a first line with the names of the columns, and at least one row"
 
 
-@cache  # a file may be read more than once
+_read_before: ContextVar[bool] = ContextVar("_read_before", default=False)
+
+
 def warn_once(message: str) -> None:
+    """Log a warning about a file, unless it has been logged before: a file may be read more than once."""
+    if not _read_before.get():
+        _warn(message)
+
+
+@cache
+def _warn(message: str) -> None:
     logger.warning(message)
+
+
+@contextmanager
+def read_before() -> Iterator[None]:
+    """Context manager: omit the warnings about files, because an earlier command has read and shown them."""
+    token = _read_before.set(True)
+    try:
+        yield
+    finally:
+        _read_before.reset(token)
 
 
 @contextmanager

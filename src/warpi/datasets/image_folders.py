@@ -304,6 +304,7 @@ def make_image_dataset(
     given: Tensor | None = None,
     meta_given: Tensor | None = None,
     before_audit: Tensor | None = None,
+    before_person: Tensor | None = None,
 ) -> Dataset:
     """Make a data set from the images of train, test and trusted. In memory, it has no unreadable images.
 
@@ -336,5 +337,6 @@ def make_image_dataset(
         given=keep(given),
         meta_given=keep(meta_given, "trusted"),
         before_audit=keep(before_audit),
+        before_person=keep(before_person),
         files=Files(str(lists["train"].root), paths, str(top) if top else None),
     )

@@ -25,6 +25,7 @@ GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi
 CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features
 LABEL_FACTS = (*LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])  # what `read_label_columns` reads besides the label
 BY_AUDIT = ("audit", "accepted")  # values of `changed_by`, and of `state` in an export of `warpi review`
+BY_PERSON = ("person",)
 AUDIT_COLUMNS = ("label_quality", "suggested_label", "is_label_issue")  # an export of an audit; they are not features
 OLD_NAMES = {"verified": "trusted", "meta": "trusted", "x_meta": "x_trusted", "y_meta": "y_trusted"}
 """Deprecated names of columns, parts and arrays, which still work."""
@@ -59,6 +60,7 @@ class LabelColumns(NamedTuple):
     trusted: Tensor | None  # [N] bool, rows that a person has checked; None: the data has no such column
     given: Tensor  # [N] labels before a person checked them, -1 unknown
     before_audit: Tensor  # [N] labels that an audit replaced, -1 for other rows
+    before_person: Tensor  # [N] labels that a person replaced, -1 for other rows
     rows: dict[str, list[int]]  # of each part; 'train' is not empty
 
     def labels(self, part: str) -> Tensor:
@@ -72,6 +74,7 @@ class LabelColumns(NamedTuple):
         return {
             "given": self.given[train],
             "before_audit": self.before_audit[train],
+            "before_person": self.before_person[train],
             "meta_given": None if trusted is None else self.given[trusted],
             "clean": self.clean[train],
             "trusted": None if self.trusted is None else self.trusted[train],
@@ -112,7 +115,8 @@ def read_label_columns(
         clean,
         parse_marks(columns[marks], at, marks) if marks else None,
         torch.where(clean >= 0, y, earlier),
-        torch.where(_changed_by_audit(columns), earlier, -1),
+        torch.where(_changed_by(BY_AUDIT, columns), earlier, -1),
+        torch.where(_changed_by(BY_PERSON, columns), earlier, -1),
         _split_rows([text or blank_split for text in columns.get("split", ["train"] * len(given))], path, at),
     )
 
@@ -126,13 +130,13 @@ def _earlier_labels(columns: Mapping[str, Sequence[str]], label: str, classes: t
     return torch.tensor([index.get(text, -1) for text in columns[name]], dtype=torch.int64)
 
 
-def _changed_by_audit(columns: Mapping[str, Sequence[str]]) -> Tensor:
-    """[N] whether the label is a suggestion of an audit that nobody checked; [1] if no column tells."""
+def _changed_by(who: Collection[str], columns: Mapping[str, Sequence[str]]) -> Tensor:
+    """[N] whether an audit (and nobody else), or a person, has changed the label; [1] if no column tells."""
     if CORRECTION_COLUMNS[0] in columns:
         changes = columns[CORRECTION_COLUMNS[0]]
     else:
         changes = columns["state"] if {"state", "verified"} <= columns.keys() else ("",)
-    return torch.tensor([change in BY_AUDIT for change in changes])
+    return torch.tensor([change in who for change in changes])
 
 
 def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> dict[str, list[int]]:

@@ -132,9 +132,9 @@ class CodedLabels(NamedTuple):
 
 
 def check_label(texts: Iterable[str], name: str, where: object, *, named: bool = False) -> None:
-    """Reject labels that mean a missing value, and quantities.
+    """Reject labels that mean a missing value, quantities, and ids.
 
-    Quantities are allowed if the classes are `named` elsewhere: a trusted set may have one example per class.
+    Quantities and ids are allowed if the classes are `named` elsewhere: a trusted set may have one example per class.
     """
     check_counts(Counter(texts), name, where, named=named)
 
@@ -150,16 +150,21 @@ def check_counts(count: Counter[str], name: str, where: object, *, named: bool =
             )
     if not named:
         warn_similar_classes(count, name, where)
-    if named or n_rows < _ENOUGH_ROWS or (numbers := parse_numbers(count)) is None:
+    if named or n_rows < _ENOUGH_ROWS:
         return
+    numbers = parse_numbers(count)
     half = n_rows // 2
-    are_integers = bool((numbers == np.floor(numbers)).all())
-    if len(count) > (half if are_integers else min(_ENOUGH_ROWS, half)):
-        some = ", ".join(list(count)[:3])
-        raise UserError(
-            f"{where}: {name!r} contains {len(count)} different numbers in {n_rows} rows ({some}, ...): it looks like "
-            "a quantity, but labels are classes; choose another column with --label, or divide it into classes"
-        )
+    are_fractions = numbers is not None and bool((numbers != np.floor(numbers)).any())
+    if len(count) <= (min(_ENOUGH_ROWS, half) if are_fractions else half):
+        return
+    some = ", ".join(f"{text:.40}" for text in list(count)[:3])
+    kind, looks, advice = "texts", "ids or free text", ""
+    if numbers is not None:
+        kind, looks, advice = "numbers", "a quantity", ", or divide it into classes"
+    raise UserError(
+        f"{where}: {name!r} contains {len(count)} different {kind} in {n_rows} rows ({some}, ...): it looks like "
+        f"{looks}, but labels are classes; choose another column with --label{advice}"
+    )
 
 
 def warn_similar_classes(count: Counter[str], name: str, where: object) -> None:

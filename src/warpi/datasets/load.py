@@ -9,7 +9,7 @@ from typing import Any
 from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Examples, TensorExamples
 from warpi.data.image_files import Decoded, FileExamples
-from warpi.data.numeric import Embedded, Features
+from warpi.data.numeric import Columns, Embedded, Features
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
@@ -25,7 +25,7 @@ from warpi.datasets.image_folders import read_folder, read_manifest, read_new_im
 from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.registry import DATASETS
 from warpi.datasets.tables import read_new_table, read_table
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, nearest_path, no_path, unknown
 
 _TABLE = "a table"
 _IMAGES = "image files"
@@ -75,8 +75,12 @@ def read_dataset(
         exists = bool(data) and path.exists()
     if not exists:
         if path.suffix or "/" in data or os.sep in data:
-            raise UserError(f"there is no file or folder {data!r}")
-        raise UserError(f"{unknown('data set', data, DATASETS)}; there is no file or folder with that name either")
+            raise no_path(data)
+        closest = nearest_path(data)
+        hint = f", but there is {closest!r}" if closest else ""
+        raise UserError(
+            f"{unknown('data set', data, DATASETS)}; there is no file or folder with that name either{hint}"
+        )
     dataset = _read(path, root, label, drop, image_size, like, options)
     if dataset.n_classes < 2:
         raise UserError(f"{data}: every row has the label {dataset.classes[0]!r}; at least two classes are needed")
@@ -185,6 +189,8 @@ def _read(
     if images or not is_table:
         _check_no_types(path, options if like is None else None)
     if images:
+        if like is not None and isinstance(like.encoding, Columns):
+            raise UserError(f"{path} contains images, but {like.name} is a table; use the same format for both")
         classes = like.classes if like else None
         # If the images of `like` are not in memory, neither are these: crops and `data/overlap.py` need the same type.
         in_memory = False if like and isinstance(like.examples, FileExamples) else None

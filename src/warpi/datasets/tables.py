@@ -50,7 +50,8 @@ def read_table(
                 if name not in table.names:
                     raise no_column(name, table, f"{flag} takes some of these")
     if label not in table.columns:
-        raise no_column(label, table, "choose the label with --label COLUMN")
+        advice = "add it with the checked labels" if first else "choose the label with --label COLUMN"
+        raise no_column(label, table, advice)
     earlier = _pop_earlier_labels(table, label, first)
     used = (label, *LABEL_COLUMNS, CORRECTION_COLUMNS[0])
     texts = {name: _labels(table.columns[name]) for name in used if name in table.columns}
@@ -205,8 +206,8 @@ def check_same_columns(table: Table, columns: Columns, notes: Notes) -> None:
     if missing:
         differ = {"lacks": missing, "adds": [] if table.new else added}
         parts = " and ".join(f"{verb} {shorten_list(map(repr, names))}" for verb, names in differ.items() if names)
-        both = f"; if they are not features, drop them from both tables with {drop_flag(*missing)}"
-        advice = "" if table.new else both
+        both = f"if they are not features, drop them from both tables with {drop_flag(*missing)}"
+        advice = "; " + ("add them: cells may be empty" if table.new else both)
         raise UserError(f"{table.path}: columns differ from those of the training table: it {parts}{advice}")
     for name in added:
         notes.add(_UNUSED.format("run" if table.new else "training table") + ": {}", repr(name))

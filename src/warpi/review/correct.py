@@ -28,7 +28,14 @@ from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, format_count, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
-from warpi.review.corrected_labels import accepted_labels, dropped_rows, final_labels, first_labels, labels_before_audit
+from warpi.review.corrected_labels import (
+    accepted_labels,
+    dropped_rows,
+    earlier_decisions,
+    final_labels,
+    first_labels,
+    labels_before_audit,
+)
 from warpi.review.export import fit_command, next_folder, write_trusted
 from warpi.review.items import Floats, Ints, Items
 from warpi.review.open import OpenedRun, open_run
@@ -118,7 +125,7 @@ def apply_corrections(items: Items, audit: Audit, decisions: Mapping[int, Decisi
     before, after = count_wrong_labels(audit, label[audit.row], above)
     judged = {row: i for i, row in enumerate(audit.row.tolist())}
     checks = _read_checks(items, audit)
-    every = {**checks.decisions, **decisions}
+    every = {**earlier_decisions(items), **checks.decisions, **decisions}
     n_known, n_wrong, removed = 0, 0, 0.0  # trusted rows, which are not audited; by decisions new to the audit
     for row, k in final_labels(items, every).items():
         if row not in judged:
@@ -152,7 +159,7 @@ def accept_suggestions(opened: OpenedRun, store: Store, above: float) -> list[in
     if not 0 <= above < 1:
         raise UserError(f"--accept-above must be a probability in [0, 1), got {above}")
     items, audit = opened.items, opened.audit
-    decided = {*store.current_decisions(), *items.trusted_rows}
+    decided = {*store.current_decisions(), *items.trusted_rows, *earlier_decisions(items)}
     choices = []
     for row, given, k in zip(audit.row, audit.given, choose_labels(audit.posterior, audit.given, above), strict=True):
         if k != given and int(row) not in decided:

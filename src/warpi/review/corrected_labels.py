@@ -52,16 +52,29 @@ def accepted_labels(items: Items, decisions: Mapping[int, Decision]) -> dict[int
 
 
 def first_labels(items: Items) -> Tensor:
-    """[N] the given labels, or those that an earlier audit replaced by them."""
-    given, earlier = torch.from_numpy(items.given), items.before_audit
-    return given.clone() if earlier is None else torch.where(earlier >= 0, earlier, given)
+    """[N] the labels before an earlier audit or a person changed them."""
+    first = torch.from_numpy(items.given).clone()
+    for earlier in (items.before_audit, items.before_person):
+        if earlier is not None:
+            first = torch.where(earlier >= 0, earlier, first)
+    return first
+
+
+def earlier_decisions(items: Items) -> dict[int, Decision]:
+    """The labels that a person changed in an earlier review, as decisions to keep them. No audit replaces them."""
+    if items.before_person is None:
+        return {}
+    rows = (items.before_person >= 0).nonzero().flatten().tolist()
+    labels = {row: items.classes[int(items.given[row])] for row in rows}
+    return {row: Decision(0, row, "keep", label, "earlier", "", label) for row, label in labels.items()}
 
 
 def labels_before_audit(items: Items, label: Tensor, checked: Collection[int]) -> Tensor:
     """[N] the original labels of rows whose label has changed without a check by a person; -1 for other rows."""
     first = first_labels(items)
     before = torch.where(label != first, first, -1)
-    before[list(checked)] = -1
+    kept = [row for row in earlier_decisions(items) if label[row] == items.given[row]]
+    before[[*checked, *kept]] = -1
     return before
 
 

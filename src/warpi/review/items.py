@@ -55,6 +55,7 @@ class Items:
     audit: Audit | None = None  # of the run, if there is one
     test: Split | None = None  # the test rows of the run
     before_audit: Tensor | None = None  # [N] labels that an earlier audit replaced, -1 for other rows
+    before_person: Tensor | None = None  # [N] labels that a person replaced in an earlier review, -1 for other rows
     dropped_before: frozenset[int] = frozenset()  # rows that are not used, because a copy of them was kept earlier
     listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that `warpi pick` drew at random
@@ -339,6 +340,7 @@ def items_from_run(
         trusted=task.meta,
         audit=audit,
         before_audit=dataset.before_audit,
+        before_person=dataset.before_person,
         listed=rows is not None,
         extra_cells=extra_cells,
     )
@@ -375,6 +377,7 @@ def items_from_data(
         probabilities=None,
         trusted=trusted,
         before_audit=dataset.before_audit,
+        before_person=dataset.before_person,
         listed=rows is not None,
         extra_cells=extra_cells,
     )

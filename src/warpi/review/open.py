@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from warpi.audit.checked_labels import row_weight
@@ -18,7 +19,7 @@ from warpi.datasets.arrays import load_arrays
 from warpi.datasets.columns.copied import read_copied_columns
 from warpi.datasets.delimited_files import read_records
 from warpi.errors import UserError
-from warpi.noise.noise_file import read_noise_file
+from warpi.noise.noise_file import read_noise_file, read_noise_name
 from warpi.noise.parse import Noise
 from warpi.review.items import Items, items_from_data, items_from_run
 from warpi.runs.defaults import defaults_of, defaults_of_task
@@ -95,12 +96,23 @@ def open_data(
 
 
 def _with_label_file(items: Items, noise: str) -> Items:
-    """Add the results of an earlier review in a label file: the labels that an audit replaced, and dropped rows."""
+    """Add the results of an earlier review in a label file: the labels that it has changed, and dropped rows."""
     parsed = Noise.parse(noise)
     if parsed.kind != "given" or parsed.file is None:
-        return items if str(parsed) == "given" else replace(items, before_audit=None)
+        return items if str(parsed) == "given" else replace(items, before_audit=None, before_person=None)
     earlier = read_noise_file(parsed.file, items.dataset)
-    return replace(items, before_audit=earlier.before_audit, dropped_before=frozenset(earlier.dropped.tolist()))
+    before_person = None
+    if read_noise_name(parsed.file) == "given":  # a review wrote it; other files contain noise
+        y = items.dataset.y
+        by_audit = torch.zeros(len(y), dtype=torch.bool) if earlier.before_audit is None else earlier.before_audit >= 0
+        before_person = torch.where((earlier.y != y) & ~by_audit, y, -1)
+    return replace(
+        items,
+        given=earlier.y.numpy().copy(),
+        before_audit=earlier.before_audit,
+        before_person=before_person,
+        dropped_before=frozenset(earlier.dropped.tolist()),
+    )
 
 
 def _with_copied_columns(items: Items, data: str, id: Sequence[str], keep: Sequence[str]) -> Items:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.errors import UserError
+from warpi.errors import UserError, no_path
 from warpi.utils.files import write_csv
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def predict(
 
     data = plain_path(str(data))
     if not Path(data).exists():
-        raise UserError(f"there is no file or folder {str(data)!r}; pass the new rows")
+        raise no_path(data, advice="pass the new rows")
     options = {name: value for name, value in (("missing", missing), ("unknown", unknown)) if value is not None}
     copy = Copy(id, keep)
     if isinstance(run, Run):

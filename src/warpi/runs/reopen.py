@@ -13,7 +13,8 @@ from torch import Generator
 
 from warpi.data.image_files import PHOTO
 from warpi.data.placeholder import InputsNotAvailable
-from warpi.errors import UserError, blame_file
+from warpi.datasets.delimited_files import read_before
+from warpi.errors import UserError, blame_file, no_path
 from warpi.runs import plugins
 from warpi.runs.packed_task import unpack_task
 from warpi.runs.plugins import flags
@@ -42,7 +43,8 @@ def reopen(
     settings = dict(custom or {})
     spec = restore_spec(stored, settings, settings.pop("method", None), folder.path)
     where = pick_device(device)
-    prepared = prepare(spec, cache).to(where)
+    with read_before():
+        prepared = prepare(spec, cache).to(where)
     with prepared.seed():
         method = prepared.start()
     description = describe_training(prepared, method, where)
@@ -114,7 +116,8 @@ def read_run_spec(path: Path) -> dict[str, Any]:
     """The specification of the run in a folder. Raises a UserError if the folder has none."""
     stored = RunFolder(path).read_spec()
     if stored is None:
-        raise UserError(f"there is no run in {path}; pass the folder that `warpi fit --out` created")
+        advice = "pass the folder that `warpi fit --out` created"
+        raise UserError(f"there is no run in {path}; {advice}") if path.exists() else no_path(path, "run in", advice)
     return stored
 
 

@@ -58,7 +58,8 @@ def audit_large_run(
         rows = slice(start, start + CHUNK)
         judged.fill(rows, scores.posterior(p[rows], given[rows], T), given[rows])
     row = split.rows.numpy()
-    known = _find_checks(row, collect_row_checks(path, [Path(file) for file in checked], classes))
+    checks = collect_row_checks(path, [Path(file) for file in checked], classes, row, given)
+    known = _find_checks(row, checks)
     left_out = scores.posterior(p[known.row], given[known.row], T)
     accuracy = float((trusted.p.argmax(1) == trusted.y).mean()) if len(trusted.y) else None
     facts = facts | {

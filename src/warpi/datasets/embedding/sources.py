@@ -29,7 +29,7 @@ from warpi.datasets.image_lists import is_manifest
 from warpi.datasets.label_columns import LABEL_FACTS, PARTS, read_label_columns
 from warpi.datasets.labels import blank_missing, encode_labels, normalize_labels
 from warpi.datasets.registry import DATASETS
-from warpi.errors import UserError, unknown
+from warpi.errors import UserError, no_path, unknown
 from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
@@ -108,7 +108,7 @@ def list_source(
             raise UserError(f"{data} does not consist of image files; pass a folder of images or a table with texts")
         return _from_images(DATASETS[data].load(root, _ANY_SIDE, in_memory=False))
     if not path.exists():
-        raise UserError(f"there is no file or folder {data!r}; pass images or texts to embed")
+        raise no_path(data, advice="pass images or texts to embed")
     if is_saved(path):
         return _from_table(path, text or "text", label or "label", classes)
     if path.is_dir() and not _has_texts(path):
