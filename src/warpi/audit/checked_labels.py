@@ -111,13 +111,13 @@ def collect_row_checks(
     file = None if folder is None else folder / "review" / "decisions.sqlite"
     if file is not None and file.exists():
         decisions, random = read_decisions(file)
-        in_order = list(itertools.takewhile(lambda row: row in decisions, random))
-        for row, label in decisions.items():
+        in_order = list(itertools.takewhile(decisions.__contains__, random))
+        for decided, label in decisions.items():
             if label in number:
-                checked[row] = number[label], row in in_order, random.get(row, 1.0)
+                checked[decided] = number[label], decided in in_order, random.get(decided, 1.0)
     filled = [(path, _row_number(path, cells), cells) for path in lists for cells in read_checked(path)]
-    listed = np.flatnonzero(np.isin(row, [i for _, i, _ in filled]))
-    given = {int(row[i]): classes[int(y[i])] for i in listed}
+    listed = np.isin(row, [i for _, i, _ in filled])
+    given = {i: classes[k] for i, k in zip(row[listed].tolist(), y[listed].tolist(), strict=True)}
     for path, i, cells in filled:
         if not cells[CHECKED]:
             continue

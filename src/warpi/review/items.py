@@ -417,5 +417,4 @@ def _embed_by_net(net: nn.Module) -> EmbedFn:
 
 def _embed_by_input(x: Tensor) -> Tensor:
     """The inputs themselves; images reduced to 16 x 16 pixels."""
-    x = F.adaptive_avg_pool2d(x.float(), (16, 16)) if x.ndim == 4 else x.float()
-    return x.flatten(1)
+    return (F.adaptive_avg_pool2d(x.float(), (16, 16)) if x.ndim == 4 else x.float()).flatten(1)
