@@ -123,7 +123,7 @@ def _suspicious_tile(audit: Audit, review: Review | None) -> Tile:
             "No label is more likely wrong than right, so the audit can only estimate how many are wrong",
         )
     threshold = audit.facts.get("threshold", 0.5)
-    likely = "More likely wrong than right"
+    likely = "Probably wrong"
     if threshold != 0.5:
         likely = f"Wrong with a probability above {percent(threshold)}"
     return Tile(f"{n:,}", f"suspicious labels{_checked(review, n)}", f"{likely}, and another class fits better")
@@ -185,7 +185,7 @@ def _systematic(audit: Audit) -> str:
     named = [*found[:_NAMED_CLASSES], *([f"{more} more classes"] if more > 0 else [])]
     classes = ", ".join(named[:-1]) + " and " * (len(named) > 1) + named[-1]
     how = "how this class was labeled" if len(found) == 1 else "how these classes were labeled"
-    return f"Most labels {classes} are wrong, which looks like a systematic mistake: check {how}."
+    return f"Most labels {classes} are wrong, which may be a systematic mistake: check {how}."
 
 
 def _trusted_rows(review: Review) -> str:

@@ -108,8 +108,8 @@ class Progress:
 def _correct_and_train(run: str, effect: str, number: int = 1) -> str:
     """The last two steps, on separate lines. `effect` says what the command of the first one does."""
     return (
-        f"{number}. {_write(run)} {effect}\n{number + 1}. Train again with the command that this prints, so that the "
-        "model learns from the corrected labels."
+        f"{number}. {_write(run)} {effect}\n{number + 1}. Train again with the command that `warpi correct` prints, so "
+        "that the model learns from the corrected labels."
     )
 
 
