@@ -78,7 +78,7 @@ def test_lists_and_decisions(tmp_path: Path) -> None:
     assert len(collect_row_checks(tmp_path, [], ("a", "b"), row, y).row) == 0
     corrected = np.where(row == 4, 1, y)  # as the list says
     assert len(collect_row_checks(None, [tmp_path / "list.csv"], ("a", "b"), row, corrected).row) == 2
-    with pytest.raises(UserError, match="row 9 is 'a' in .* but 'b' in the run; the list was made for other data"):
+    with pytest.raises(UserError, match=r"row 9 is 'a' in .* but 'b' in the run; the list was made for other data"):
         collect_row_checks(None, [tmp_path / "list.csv"], ("a", "b"), row, np.where(row == 9, 1, y))
     (tmp_path / "list.csv").write_text("row,given_label,checked_label\none,a,a\n")
     with pytest.raises(UserError, match="the column row is not as"):
