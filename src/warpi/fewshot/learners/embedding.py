@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
+from warpi.utils.devices import DEVICE_ERRORS
 from warpi.utils.settings import setting
 
 _log = logging.getLogger("warpi.fewshot")
@@ -111,7 +112,7 @@ class FeatureNet(nn.Module):
                 (f.sum() + self(query, stats)[0].sum()).backward()
         except BaseException as error:  # a compiler may raise anything
             body.fused = None
-            if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or not isinstance(error, Exception):
+            if isinstance(error, DEVICE_ERRORS) or not isinstance(error, Exception):
                 raise
             why = " ".join(str(error).split())[:160]
             _log.warning("torch.compile failed (%s); kernels are not fused, which is slower", why)
@@ -164,7 +165,8 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor, support_stats: Stats | None) -> tuple[Tensor, Stats]:
         if self.training and self.fused is not None:
-            with torch._dynamo.config.patch(recompile_limit=256):  # all learners of a process count toward the limit
+            # All learners of a process count toward this limit. torch 2.6 only knows this older name of recompile_limit.
+            with torch._dynamo.config.patch(cache_size_limit=256):
                 return self.fused(self, x.contiguous(), support_stats)  # inputs with other strides would be recompiled
         if self.separate_sets and len(x) > 1:
             return self.forward_image_major(x), []
