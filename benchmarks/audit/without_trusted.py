@@ -92,14 +92,14 @@ def run_case(table: str, noise: str, rate: float, seed: int) -> dict[str, Any]:
 def describe(record: dict[str, Any]) -> str:
     heads = [
         "wrong labels",
-        "given",
-        "forest, cleanlab",
-        "no trusted",
-        "five per class",
-        "estimated wrong",
-        "with five",
+        "right: as given",
+        "cleanlab",
+        "`auto`",
+        "`auto`, five",
+        "estimated wrong: `auto`",
+        "`auto`, five",
     ]
-    heads += ["forest", "no trusted", "five per class"]
+    heads += ["accuracy: forest", "`auto`", "`auto`, five"]
     lines = ["| " + " | ".join(heads) + " |", "|:---|" + "---:|" * (len(heads) - 1)]
     cases = record["cases"]
     for noise, rate in NOISES:
@@ -119,9 +119,9 @@ def describe(record: dict[str, Any]) -> str:
     lines += [
         "",
         "In percent: right labels as given and after each correction; wrong labels as `auto` estimates them; accuracy "
-        "on test rows of a random forest and of `auto`. Means over tables of at most 800 rows and seeds "
-        f"({tables}; seeds {seeds}). {record['machine']}, warpi {record['warpi']}, scikit-learn "
-        f"{record['scikit-learn']}, cleanlab {record['cleanlab']}, {record['date']}.",
+        "on test rows of a random forest and of `auto`, without trusted rows and with five of each class. Means over "
+        f"tables of at most 800 rows ({tables}); seed{'s' * (', ' in seeds)} {seeds}. {record['machine']}, warpi "
+        f"{record['warpi']}, scikit-learn {record['scikit-learn']}, cleanlab {record['cleanlab']}, {record['date']}.",
     ]
     return "\n".join(lines)
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import pytest
 
 from warpi.cli.app import main
+from warpi.cli.fit import WITHOUT_TRUSTED
 from warpi.errors import UserError
 from warpi.methods.registry import make_method
 from warpi.report.experiments import find_runs
@@ -456,3 +458,14 @@ class TestReport:
         assert row["best_mean"] == pytest.approx(np.mean([max(e["test_acc"] for e in run) for run in epochs]))
         assert row["val_mean"] is not None
         assert "ce" in capsys.readouterr().out
+
+
+def test_fit_names_the_measured_gain_of_five_checked_rows() -> None:
+    """The message follows the results of benchmarks/audit/without_trusted.py."""
+    results = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "without_trusted.json"
+    cases = json.loads(results.read_text())["cases"]
+    pair = [case for key, case in cases.items() if key.split()[1:3] == ["pair", "0.4"]]
+    assert len(pair) == 9
+    without, five = (mean(case[which]["accuracy"] for case in pair) for which in ("without", "five"))
+    assert "nine tables with 40 % of the labels" in WITHOUT_TRUSTED
+    assert f"raised the accuracy from {without:.0f} to {five:.0f} %" in WITHOUT_TRUSTED

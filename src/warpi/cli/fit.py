@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SHOWN = 8  # candidates in the table at the end
 WITHOUT_TRUSTED = (
     "without trusted rows the accuracy is not known, and mistakes that follow a pattern cannot be seen; five checked "
-    "rows per class (`warpi pick`, `warpi review`) help most"
+    "rows per class (`warpi pick`, `warpi review`) help most: on nine tables with 40 % of the labels of each class "
+    "mistaken for another one, they raised the accuracy from 74 to 83 %"
 )
 HELP = """usage: warpi fit --data DATA [--trusted FILE] --out DIR [flags]
 
