@@ -165,8 +165,7 @@ class Convolutions(nn.Module):
 
     def forward(self, x: Tensor, support_stats: Stats | None) -> tuple[Tensor, Stats]:
         if self.training and self.fused is not None:
-            # All learners of a process count toward this limit. torch 2.6 only knows this older name of recompile_limit.
-            with torch._dynamo.config.patch(cache_size_limit=256):
+            with torch._dynamo.config.patch(recompile_limit=256):  # all learners of a process count toward the limit
                 return self.fused(self, x.contiguous(), support_stats)  # inputs with other strides would be recompiled
         if self.separate_sets and len(x) > 1:
             return self.forward_image_major(x), []
