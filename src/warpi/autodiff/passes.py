@@ -42,9 +42,9 @@ from warpi.autodiff.trace import Untraceable, python_values
 from warpi.autodiff.trace_parts import Passes, Point
 from warpi.errors import UserError, first_line
 from warpi.nets.linear import LinearHead
+from warpi.utils.devices import DEVICE_ERRORS
 
 _MAX_TRACES = 8  # batch shapes per network; tracing each takes seconds
-_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # RuntimeErrors not caused by the network
 _log = logging.getLogger("warpi.autodiff")
 _jvp_obstacles: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # why a network has no JVP; "": it has one
 _repeatable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # networks whose micro-batches can be repeated
@@ -267,7 +267,7 @@ class _Eager(Pass):
         try:
             with torch.no_grad(), forward_rules(least=2**16):
                 z, jg = jvp(lambda p: self._repeat({**rest, **p}), (moved,), (dict(g),))[:2]
-        except _DEVICE_ERRORS:
+        except DEVICE_ERRORS:
             raise
         except RuntimeError as error:  # includes NotImplementedError
             why = first_line(error)
@@ -300,7 +300,7 @@ class _Eager(Pass):
                 gap = (hg.sum() - (w * jg).sum()).abs()
                 if gap > _tolerance(w, self.net) * (hg.norm() + hg.sum().abs()):
                     raise RuntimeError("a backward pass that cannot be differentiated")
-        except _DEVICE_ERRORS:
+        except DEVICE_ERRORS:
             raise
         except RuntimeError as error:
             raise UserError(

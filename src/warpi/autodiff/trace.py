@@ -31,6 +31,13 @@ from warpi.autodiff.replay_rng import get_python_rng_state
 from warpi.autodiff.trace_parts import Passes, cut_trace
 from warpi.errors import first_line
 
+# Loggers to which torch writes why tracing failed. torch 2.7 uses the second and third.
+_TRACING_LOGGERS = (
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.fx.experimental.recording",
+)
+
 
 class Untraceable(Exception):
     """Why a network cannot be traced."""
@@ -76,7 +83,7 @@ def trace_whole(
     why = ""
     # A failure must not change the state of torch's dispatcher: its frames are collected before the guard ends.
     dispatch_keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(*dispatch_keys), _disable_logger("torch._subclasses.fake_tensor"):
+    with torch._C._ForceDispatchKeyGuard(*dispatch_keys), _disable_loggers(*_TRACING_LOGGERS):
         try:
             to_graph = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)  # modules may hold tensors
             whole = to_graph(everything)(x, theta, fixed, u, g)
@@ -95,15 +102,17 @@ def trace_whole(
 
 
 @contextmanager
-def _disable_logger(name: str) -> Iterator[None]:
+def _disable_loggers(*names: str) -> Iterator[None]:
     """Context manager: suppress torch's long log of a failure, which is reported in one line instead."""
-    logger = logging.getLogger(name)
-    before = logger.disabled
-    logger.disabled = True
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = before
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def _drop_zeros(graph: fx.Graph) -> None:

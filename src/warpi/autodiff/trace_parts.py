@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from warpi.autodiff.batchnorm import normalize_relu
+from warpi.utils.devices import DEVICE_ERRORS
 
 _log = logging.getLogger("warpi.autodiff")
 _SMALL = 2**12  # checkpointing stores tensors with at most that many elements
@@ -284,7 +285,7 @@ def _compile(module: fx.GraphModule) -> Callable[..., Sequence[Any]]:
                 warnings.simplefilter("ignore")
                 result = compiled(*values)
             chosen.append(compiled)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except DEVICE_ERRORS:
             raise
         except Exception as error:  # a compiler may raise anything
             _log.warning("torch.compile failed (%s): kernels are not fused", " ".join(str(error).split())[:160])

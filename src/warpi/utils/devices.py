@@ -13,6 +13,8 @@ from warpi.utils import distributed
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGUSR2", "SIGTERM") if hasattr(signal, name))
 """The signals that stop a run after its state was stored. Windows has no SIGUSR2."""
+DEVICE_ERRORS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+"""RuntimeErrors that a device causes, not a network. AcceleratorError exists since torch 2.8."""
 
 
 class Stopped(Exception):

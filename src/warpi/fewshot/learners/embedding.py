@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from warpi.fewshot.learner import Learner, Problem
 from warpi.nets.conv4 import convolution, n_blocks, pooling, positions
+from warpi.utils.devices import DEVICE_ERRORS
 from warpi.utils.settings import setting
 
 _log = logging.getLogger("warpi.fewshot")
@@ -111,7 +112,7 @@ class FeatureNet(nn.Module):
                 (f.sum() + self(query, stats)[0].sum()).backward()
         except BaseException as error:  # a compiler may raise anything
             body.fused = None
-            if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)) or not isinstance(error, Exception):
+            if isinstance(error, DEVICE_ERRORS) or not isinstance(error, Exception):
                 raise
             why = " ".join(str(error).split())[:160]
             _log.warning("torch.compile failed (%s); kernels are not fused, which is slower", why)
