@@ -31,7 +31,7 @@ from warpi.autodiff.replay_rng import get_python_rng_state
 from warpi.autodiff.trace_parts import Passes, cut_trace
 from warpi.errors import first_line
 
-# Loggers to which torch writes why tracing failed. The second and third are needed for torch 2.7 and older.
+# Loggers to which torch writes why tracing failed. torch 2.7 uses the second and third.
 _TRACING_LOGGERS = (
     "torch._subclasses.fake_tensor",
     "torch.fx.experimental.symbolic_shapes",

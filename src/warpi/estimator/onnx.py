@@ -65,7 +65,7 @@ def write_onnx(classifier: Classifier, path: Path, classes: Sequence[object]) ->
     x = layout.sample(64, scale, generator(0, "onnx")).to(scale.mean.device)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
         file = Path(folder) / "classifier.onnx"
-        batch = torch.export.Dim("batch", max=2**31 - 1)  # torch 2.7 and older need a limit below 2**63 - 1
+        batch = torch.export.Dim("batch", max=2**31 - 1)  # torch 2.7 needs a limit below 2**63 - 1
         try:
             torch.onnx.export(
                 classifier,
