@@ -362,7 +362,9 @@ def test_methods_that_use_inputs_read_the_data(
         same(warpi.predict(run.path, new, method=method), warpi.predict(run, new))
     assert "the data of the run is read again: the run's method uses its training inputs" in caplog.text
     (tmp_path / "rows.npz").unlink()
-    with pytest.raises(UserError, match=r"no file or folder '.*rows\.npz'; the run's method uses its train"):
+    with pytest.raises(
+        UserError, match=r"the run's method uses its training inputs.*: there is no file or folder '.*rows\.npz'"
+    ):
         warpi.predict(run.path, new, method=method)
 
 

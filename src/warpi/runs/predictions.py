@@ -120,7 +120,7 @@ def predict(
         try:
             method = reopen(run, device, custom).method
         except UserError as e:
-            raise UserError(f"{e}; {reason}") from e
+            raise UserError(f"{reason}: {e}") from e
     return _predict(method, data, Path(run), options, copy)
 
 

@@ -54,7 +54,7 @@ _SPACES = re.compile(r"(?<=\d)[' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}](?=
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?([eE][+-]?\d+)?")
 _NOTATIONS = ("plain", "signs", "thousands", "decimal comma")
-_WITH_UNIT = re.compile(r"[+-]?\d[\d.,]* ?(?P<unit>([^\W\d_]|[°'\"/²³])+)")  # such as 18.3 °C or 1,200 km/h
+_WITH_UNIT = re.compile(r"[+-]?\d([\d.,]*\d)? ?(?P<unit>([^\W\d_]|[°'\"/²³])+)")  # such as 18.3 °C or 1,200 km/h
 _UNIT = ", unit "  # between a notation and the unit
 _ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|index|idx|key|hash|unnamed: [\d.]+)$")
 _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
