@@ -33,6 +33,7 @@ from warpi.utils.leases import Watch, one_writer
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pause = 'float(os.environ.get("PAUSE", "0"))'  # a test can kill a node during a pause
     write_sweep(tmp_path, pause, epochs=6, seeds=[*range(6)], methods=["slow", "gce"])
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray sets 15, and other programs could take all of the time
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
