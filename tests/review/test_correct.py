@@ -292,6 +292,22 @@ def test_trusted_rows_show_how_corrected_labels_would_have_been(
     assert [(line["id"], line["kind"], line["given"]) for line in lines] == [("100", "b", "c"), ("104", "b", "b")]
 
 
+def test_trusted_rows_that_are_not_rows_of_the_data(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    """The others still show how the corrected labels would have been."""
+    examples = items.dataset.examples
+    assert isinstance(examples, Features)
+    other = replace(examples, x=torch.cat([examples.x[[0]], examples.x[[3]] + 100, examples.x[[3]]]))
+    true = torch.tensor([1, 0, int(items.given[3])])
+    before = torch.tensor([int(items.given[0]), -1, int(items.given[3])])
+    items = replace(items, probabilities=p, trusted=Split(other, torch.arange(3), true), trusted_given=before)
+    kept = before >= 0
+    pairs = CheckedPairs(
+        p[[0, 3]], before[kept].numpy(), true[kept].numpy(), np.ones(2, dtype=bool), np.ones(2), np.full(2, -1)
+    )
+    corrections = apply_corrections(items, replace(make_audit(items.dataset, p), pairs=pairs), {})
+    assert {row: q.tolist() for row, q in corrections.posterior.items()} == {0: p[0].tolist(), 3: p[3].tolist()}
+
+
 def test_the_next_run_knows_the_labels_that_checked_rows_would_have(
     items: Items, p: np.ndarray, tmp_path: Path
 ) -> None:

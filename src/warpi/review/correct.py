@@ -199,10 +199,15 @@ def _read_checks(items: Items, audit: Audit) -> _Checks:
 
 
 def _judge_trusted(items: Items, pairs: CheckedPairs) -> dict[int, Floats]:
-    """The posterior of the trusted rows that are rows of the data, if the audit has a pair for each trusted row."""
+    """The posterior of the trusted rows that are rows of the data, if each whose given label is known has a pair."""
+    if items.trusted is None:
+        return {}
     outside = pairs.position < 0
-    trusted = items.trusted
-    if trusted is None or not np.array_equal(pairs.true[outside], trusted.y.numpy()):
+    known = torch.arange(len(items.trusted))
+    if items.trusted_given is not None:
+        known = (items.trusted_given.cpu() >= 0).nonzero().flatten()
+    trusted = items.trusted.subset(known)
+    if not np.array_equal(pairs.true[outside], trusted.y.cpu().numpy()):
         return {}
     q = pairs.q[outside]
     if items.shares(trusted.examples):

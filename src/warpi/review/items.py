@@ -52,6 +52,7 @@ class Items:
     review_first: NDArray[np.bool_]  # [n] rows to review first
     probabilities: Floats | None  # [n, K] class probabilities of the classifier
     trusted: Split | None  # examples with trusted labels
+    trusted_given: Tensor | None = None  # their labels before a person checked them, -1 unknown
     audit: Audit | None = None  # of the run, if there is one
     test: Split | None = None  # the test rows of the run
     before_audit: Tensor | None = None  # [N] labels that an earlier audit replaced, -1 for other rows
@@ -338,6 +339,7 @@ def items_from_run(
         review_first=pick(audit.is_label_issue, False) if rows is None else np.ones(len(chosen), bool),
         probabilities=np.where((index >= 0)[:, None], audit.probabilities[index], np.nan),
         trusted=task.meta,
+        trusted_given=task.meta_given,
         audit=audit,
         before_audit=dataset.before_audit,
         before_person=dataset.before_person,
