@@ -213,7 +213,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         store.decide([Choice(5, 0, "change", "0", "2", None)], "t", "1")
     capsys.readouterr()
     assert main(["correct", str(run), "--out", str(out), "--above", "0.99"]) == 0
-    printed = capsys.readouterr().out
+    printed, warnings = capsys.readouterr()
+    assert "there are no trusted rows to compare it with. Check some rows first" in warnings
     assert "by a person" in printed
     assert f"next: warpi fit --data {tmp_path / 'x.npz'}" in printed
     assert f"--labels {out.with_suffix('.json')}" in printed

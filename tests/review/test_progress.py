@@ -168,6 +168,9 @@ def test_advice_depends_on_what_is_missing() -> None:
     none = replace(audit, facts={**audit.facts, "trusted_accuracy": None})
     assert "no trusted rows" in audit_concerns(none)[0].problem
     assert audit_concerns(audit) == []
+    corrected = {**audit.facts, "already_corrected": 7}
+    assert "already corrected 7 labels" in audit_concerns(replace(audit, facts=corrected))[0].problem
+    assert audit_concerns(replace(audit, facts={**corrected, "checked_lists": ["check.csv"]})) == []
 
 
 def test_requests_to_accept_many(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def correct(argv: list[str]) -> None:
     if given["out"] is None and given["hf"] is None:
         raise UserError("warpi correct: --out FILE or --hf FOLDER is required")
     from warpi.review.correct import correct as correct_run, save_dataset, write_corrections, write_trusted_set
+    from warpi.review.progress import audit_concerns
 
     corrections = correct_run(given["run"], given["above"], given["device"], given["review"])
     trusted = given["export_trusted"]
@@ -174,6 +175,9 @@ def correct(argv: list[str]) -> None:
     if given["json"]:
         write_json(given["json"], {name: asdict(getattr(corrections, name)) for name in ("before", "after")})
     print(corrections)
+    assert corrections.items.audit is not None
+    for concern in audit_concerns(corrections.items.audit):
+        say(f"warpi: {concern.problem} {concern.advice.replace('`', '')}", error=True)
     say(f"next: {command}")
 
 

@@ -212,4 +212,12 @@ def audit_concerns(audit: Audit) -> list[Concern]:
                 f"Check some rows first: {check}.",
             )
         ]
+    n = audit.facts.get("already_corrected", 0)
+    if n and not audit.facts.get("decisions") and not audit.facts.get("checked_lists"):
+        return [
+            Concern(
+                f"An audit has already corrected {format_count(n, 'label')}, and nobody has checked rows since.",
+                f"Applying more suggestions can undo right corrections. Check more rows first: {check}.",
+            )
+        ]
     return []
