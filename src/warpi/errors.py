@@ -54,11 +54,15 @@ def no_path(path: object, what: str = "file or folder", advice: str = "") -> Use
 def nearest_path(path: object) -> str | None:
     """The path of the file or folder whose name is most similar, in the same folder; None if none is similar."""
     folder, name = os.path.split(str(path))
+    stem, suffix = os.path.splitext(name)
     try:
-        closest = nearest(name, sorted(os.listdir(folder or "."))[:_MOST_NAMES])
+        names = sorted(os.listdir(folder or "."))[:_MOST_NAMES]
     except (OSError, ValueError):
         return None
-    return None if closest is None else os.path.join(folder, closest)
+    names.sort(key=lambda other: other.endswith(suffix))  # of several names that differ in the suffix, the last counts
+    by_stem = {os.path.splitext(other)[0]: other for other in names}
+    closest = nearest(stem, by_stem)
+    return None if closest is None else os.path.join(folder, by_stem[closest])
 
 
 def missing_package(package: str, purpose: str, extra: str) -> UserError:

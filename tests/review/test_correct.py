@@ -293,7 +293,7 @@ def test_trusted_rows_show_how_corrected_labels_would_have_been(
     assert [(line["id"], line["kind"], line["given"]) for line in lines] == [("100", "b", "c"), ("104", "b", "b")]
 
 
-def test_trusted_rows_that_are_not_rows_of_the_data(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+def test_trusted_rows_that_are_not_rows_of_the_data(items: Items, p: np.ndarray) -> None:
     """The others still show how the corrected labels would have been."""
     examples = items.dataset.examples
     assert isinstance(examples, Features)

@@ -141,7 +141,7 @@ def _audit_method(
     posterior = combine_with_checks(predictions.p, y, T, positions, checked_pairs, pairs, votes)
     judged = scores.judge_labels(posterior.q, y, threshold)
     uncertainty, uncertainty_description = estimate_uncertainty(predictions, T, bool(folds))
-    classes = method.task.classes
+    classes, before = method.task.classes, method.task.before_audit
     facts: dict[str, Any] = {
         **about,
         "version": warpi.__version__,
@@ -152,7 +152,7 @@ def _audit_method(
         "n_checked": len(posterior.pairs.true),
         "checked_lists": [str(file) for file in checked],
         "decisions": None if path is None else digest_decisions(path),
-        "already_corrected": _count_corrected(method),
+        "already_corrected": 0 if before is None else int((before >= 0).sum()),
         "learned": posterior.learned,
         "noise_rate": {**asdict(estimate_rate(posterior.checks, _LEVEL)), "level": _LEVEL},
     }
@@ -403,12 +403,6 @@ def _count_votes(method: Method, predicted: _Predictions, row: Ints, y: Ints, n_
     positions = predicted.trusted.positions
     known = positions[task.meta_given.cpu().numpy()[positions] >= 0]
     return neighbor_votes(task.train, row, y, task.meta, known, task.n_classes)
-
-
-def _count_corrected(method: Method) -> int:
-    """The number of training labels that an earlier audit has changed."""
-    before = method.task.before_audit
-    return 0 if before is None else int((before >= 0).sum())
 
 
 def _warn(facts: Mapping[str, Any], trusted_left_out: bool) -> None:

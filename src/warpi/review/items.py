@@ -324,8 +324,7 @@ def items_from_run(
     index = np.array([audited.get(row, -1) for row in chosen.tolist()], dtype=np.int64)
 
     def pick(values: NDArray[Any], blank: Any) -> NDArray[Any]:
-        picked: NDArray[Any] = np.where(index >= 0, values[index], blank)
-        return picked
+        return np.asarray(np.where(index >= 0, values[index], blank))
 
     return Items(
         dataset=dataset,
@@ -357,8 +356,7 @@ def items_from_data(
     """The listed rows, or all rows, of data without a run."""
     chosen = np.arange(len(dataset.y)) if rows is None else _check_listed(rows, len(dataset.y))
     n = len(chosen)
-    trusted = dataset.meta
-    examples = dataset.examples
+    trusted, examples = dataset.meta, dataset.examples
     if (scale := examples.fit_scale(torch.arange(len(examples)))) is not None:
         examples = examples.with_scale(scale)
         trusted = trusted and replace(trusted, examples=trusted.examples.with_scale(scale))

@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterable
 from dataclasses import field, fields
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warpi.errors import UserError, unknown
@@ -46,7 +46,7 @@ def check_types(settings: object) -> None:
                 if isinstance(value, str):
                     raise unknown(f.name.replace("_", " "), value, map(str, get_args(hint)))
                 raise UserError(f"{f.name} must be one of {', '.join(map(repr, get_args(hint)))}, got {value!r}")
-            raise UserError(f"{f.name} must be {hint if get_origin(hint) else hint.__name__}, got {value!r}")
+            raise UserError(f"{f.name} must be {_describe(hint)}, got {value!r}")
         low = f.metadata.get("low")
         _check_limits(f.name, value, getattr(settings, low) if isinstance(low, str) else low, f.metadata.get("high"))
 
@@ -60,6 +60,20 @@ def split_names(text: str) -> list[str]:
 def join_names(names: Iterable[str]) -> str:
     """Join names so that `split_names` reads them."""
     return format_csv(names, [])[:-1]
+
+
+def _describe(hint: Any) -> str:
+    """A type in words; a protocol by the first line of its docstring."""
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(_describe, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " | ".join(map(repr, get_args(hint)))
+    if hint is NoneType:
+        return "None"
+    if getattr(hint, "_is_protocol", False):
+        line = str(hint.__doc__).splitlines()[0].rstrip(".")
+        return line[0].lower() + line[1:]
+    return str(hint) if get_origin(hint) else str(hint.__name__)
 
 
 def _fits(value: object, hint: Any) -> bool:
