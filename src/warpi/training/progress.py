@@ -1,7 +1,8 @@
 """Progress of training: a bar with the remaining time on a terminal, one line per epoch, and the result in words."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import rich.progress
@@ -12,6 +13,8 @@ from warpi.utils.terminal import cell
 
 MOST_LINES = 12  # epochs that are printed
 SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
+WATCH = 10.0  # seconds of training before the first forecast
+CHANGE = 1.5  # a forecast is corrected if the time left differs by this factor
 
 
 class Progress:
@@ -54,6 +57,52 @@ class Progress:
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         self.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
+
+
+class Forecast:
+    """Predicts the end of a training from the time of its steps.
+
+    The first forecast comes after WATCH seconds. Some methods have later phases with slower steps, and there are
+    evaluations after epochs, so each epoch is compared with the last forecast.
+    """
+
+    def __init__(self, steps_left: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps_left = steps_left
+        self.clock = clock
+        self.expected_end: float | None = None
+        self.began: float | None = None  # of the steps that are being measured
+        self.counted = 0
+
+    def after_step(self) -> float | None:
+        """Return the minutes left when they are first known."""
+        self.steps_left -= 1
+        if self.began is None:  # the first step is slower
+            self.began = self.clock()
+            return None
+        self.counted += 1
+        if self.expected_end is not None or self.clock() - self.began < WATCH:
+            return None
+        return self._predict()
+
+    def after_epoch(self) -> float | None:
+        """Return the minutes left if the last forecast has turned out wrong."""
+        if self.expected_end is None or self.counted == 0:
+            return None
+        before = max(self.expected_end - self.clock(), 0.0) / 60
+        minutes = self._predict()
+        self.began, self.counted = self.clock(), 0
+        return None if before / CHANGE <= minutes <= before * CHANGE else minutes
+
+    def _predict(self) -> float:
+        assert self.began is not None
+        now = self.clock()
+        seconds = self.steps_left * (now - self.began) / self.counted
+        self.expected_end = now + seconds
+        return seconds / 60
+
+
+def describe_minutes(minutes: float) -> str:
+    return f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
 
 
 def describe_trusted_accuracy(record: Mapping[str, float], n: int) -> str:
