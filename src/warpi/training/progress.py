@@ -13,7 +13,7 @@ from warpi.utils.terminal import cell
 
 MOST_LINES = 12  # epochs that are printed
 SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
-WATCH = 10.0  # seconds of training before the first forecast
+WATCH = 10.0  # seconds of training that a forecast is based on
 CHANGE = 1.5  # a forecast is corrected if the time left differs by this factor
 
 
@@ -63,7 +63,7 @@ class Forecast:
     """Predicts the end of a training from the time of its steps.
 
     The first forecast comes after WATCH seconds. Some methods have later phases with slower steps, and there are
-    evaluations after epochs, so each epoch is compared with the last forecast.
+    evaluations after epochs, so epochs are compared with the last forecast, several short ones at a time.
     """
 
     def __init__(self, steps_left: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -76,26 +76,26 @@ class Forecast:
     def after_step(self) -> float | None:
         """Return the minutes left when they are first known."""
         self.steps_left -= 1
+        now = self.clock()
         if self.began is None:  # the first step is slower
-            self.began = self.clock()
+            self.began = now
             return None
         self.counted += 1
-        if self.expected_end is not None or self.clock() - self.began < WATCH:
-            return None
-        return self._predict()
+        return self._predict(now) if self.expected_end is None and now - self.began >= WATCH else None
 
     def after_epoch(self) -> float | None:
         """Return the minutes left if the last forecast has turned out wrong."""
-        if self.expected_end is None or self.counted == 0:
-            return None
-        before = max(self.expected_end - self.clock(), 0.0) / 60
-        minutes = self._predict()
-        self.began, self.counted = self.clock(), 0
-        return None if before / CHANGE <= minutes <= before * CHANGE else minutes
-
-    def _predict(self) -> float:
-        assert self.began is not None
         now = self.clock()
+        if self.expected_end is None or self.began is None or now - self.began < WATCH:
+            return None
+        expected = max(self.expected_end - now, 0.0)
+        left = self.steps_left * (now - self.began) / self.counted
+        minutes = None if expected / CHANGE <= left <= expected * CHANGE else self._predict(now)
+        self.began, self.counted = now, 0
+        return minutes
+
+    def _predict(self, now: float) -> float:
+        assert self.began is not None
         seconds = self.steps_left * (now - self.began) / self.counted
         self.expected_end = now + seconds
         return seconds / 60
