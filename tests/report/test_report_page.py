@@ -30,7 +30,6 @@ from warpi.data.duplicates.result import Duplicates
 from warpi.errors import UserError
 from warpi.report import svg_charts as charts
 from warpi.report.answer import draw_progress
-from warpi.report.curves import Curve
 from warpi.report.experiments import find_runs, summarize
 from warpi.report.page import to_html
 from warpi.report.page_data import (
@@ -44,6 +43,7 @@ from warpi.report.page_data import (
     show_suspect,
 )
 from warpi.report.plot_style import COLORS
+from warpi.report.plots import Curve
 from warpi.review.open import open_run
 from warpi.review.progress import Progress
 from warpi.runs.reopen import reopen

@@ -103,8 +103,8 @@ def convert(argv: list[str]) -> None:
         return
     if given["root"] is not None:
         raise UserError("--root can only be used with a list of images; set --out FILE.parquet, or omit --root")
-    from warpi.datasets.columns.convert import convert_table
     from warpi.datasets.columns.encode import TableOptions
+    from warpi.datasets.columns.to_npy import convert_table
 
     options = TableOptions(tuple(read_names(given["types"])), missing=given["missing"], unknown=given["unknown"])
     drop = read_names(given["drop"])

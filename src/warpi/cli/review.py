@@ -182,8 +182,8 @@ def correct(argv: list[str]) -> None:
 
 
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    from warpi.review.corrected_labels import dropped_rows, write_corrected
     from warpi.review.export import fit_command, write_trusted
+    from warpi.review.reviewed_labels import dropped_rows, write_corrected
 
     items = session.items
     decisions = session.store.current_decisions()

@@ -9,11 +9,11 @@ import warpi.report.svg_charts as charts
 from warpi.errors import MALFORMED_ERRORS, UserError
 from warpi.functional.intervals import wilson_interval
 from warpi.report.answer import Tile, answer
-from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
 from warpi.report.page_data import Detail
 from warpi.report.plot_style import COLORS
+from warpi.report.plots import average_curve, lowest
 from warpi.report.table import HEADS, Grid, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
 from warpi.runs.schema import CHOICE

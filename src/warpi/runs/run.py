@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from warpi.data.duplicates.leaks import describe_leaks
+from warpi.data.duplicates.describe_leaks import describe_leaks
 from warpi.data.image_files import SMALL
 from warpi.datasets.hugging_face.saved import store_objects
 from warpi.errors import UserError, blame_file, format_count
