@@ -29,8 +29,8 @@ class Finding(NamedTuple):
 def check(argv: list[str]) -> None:
     parser = Parser(
         "warpi check",
-        "Say what a run folder or data is, whether it is complete, which files it refers to, and what opening it "
-        "does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
+        "Describe a run folder or data: what it is, whether it is complete, which files it refers to, and what opening "
+        "it does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
         "`warpi --use FILE.py check` checks the methods of FILE.py on small generated data: whether they train, "
         "predict probabilities, depend on the seed only, resume exactly and state what they need. The exit code is "
         "then 2 if a check fails.",
