@@ -30,12 +30,12 @@ def add_probability_flags(parser: Parser) -> None:
     parser.add("--label COLUMN", "column of --data with the labels (default: label)")
     parser.add(
         "--labels FILE",
-        "the given labels, one per row: .npy, or a table with the column label (not a label file of `warpi fit --labels`)",
+        "the given labels, one per row: .npy, or a table with the column label (not the file of `warpi fit --labels`)",
         Path,
     )
     parser.add(
         "--trusted FILE",
-        "table with the columns row (from 0) and true_label of checked rows (not the file for `warpi fit --trusted`)",
+        "table with the columns row (from 0) and true_label of checked rows (not the file of `warpi fit --trusted`)",
         Path,
     )
     parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
