@@ -220,7 +220,7 @@ class Tanh(nn.Module):
     """tanh x = 2 sigmoid(2x) - 1. On a CPU, torch computes the sigmoid several times faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return 2 * torch.sigmoid(2 * x) - 1
+        return torch.sigmoid(2 * x).mul(2).sub_(1)
 
 
 class OneHot(nn.Module):

@@ -67,10 +67,12 @@ def bilevel_step(
     phi = [p for p in phi if p.requires_grad]  # layers may be frozen
     real_first = method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
-    noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
+    uses_vjp = isinstance(loss, WithGradient) or bool(trusted_weight)  # for the real step
+    noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step, backward=not uses_vjp)
     uses_trusted = method.is_meta_step or trusted_weight
     meta = method.meta_loader.draw() if trusted is None and uses_trusted else trusted
-    method.optimizer.zero_grad()  # free the gradients of the last step
+    for p in (*method.net.parameters(), *phi):
+        p.grad = None  # also frees the memory of the gradients of the last step
 
     loss_on_trusted = _with_labels(meta_loss, meta)
 
@@ -83,7 +85,7 @@ def bilevel_step(
         return value.detach()
 
     def descend_new_loss() -> Tensor:
-        if not (isinstance(loss, WithGradient) or trusted_weight):
+        if not (isinstance(loss, WithGradient) or uses_vjp):
             return descend(loss(noisy.z), method.optimizer)
         with torch.set_grad_enabled(not isinstance(loss, WithGradient)):
             value_and_gradient = _differentiate(loss, noisy.z)
@@ -92,7 +94,6 @@ def bilevel_step(
     if not method.is_meta_step:
         return {"loss": descend_new_loss()}
     assert meta is not None
-    meta_optimizer.zero_grad()
     if own_loss is not None:
         _add_gradient(phi, own_loss())
     if real_first:
