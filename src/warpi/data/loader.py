@@ -132,9 +132,10 @@ class Loader:
     def _inputs(self) -> Tensor | None:
         """The normalized inputs of a small split that is not augmented.  [N, ...]"""
         examples = self.split.examples
-        if not isinstance(examples, TensorExamples) or not self.resident or (self.augment and examples.crop):
+        if not (isinstance(examples, TensorExamples) and self.resident) or (self.augment and examples.crop):
             return None
-        if len(self.split) * math.prod(examples.shape) > SMALL_SPLIT:
+        has_own_stream = type(examples).stream is not TensorExamples.stream
+        if has_own_stream or len(self.split) * math.prod(examples.shape) > SMALL_SPLIT:
             return None
         rows = self.split.rows.to(examples.device)
         return examples.read(rows, torch.Generator(examples.device), augment=False)[0]
