@@ -24,10 +24,10 @@ def mean_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
 
 def cross_entropy_gradient(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of a batch and its gradient (p - y) / B at z, without autograd.  z [B, K], y -> [], [B, K]"""
-    log_p = F.log_softmax(z, dim=-1)
-    loss = -log_p.gather(-1, y[:, None]).mean()
-    target = torch.zeros_like(z).scatter_(-1, y[:, None], 1)
-    return loss, (log_p.exp_() - target) / len(z)
+    log_p = F.log_softmax(z.T.contiguous(), dim=0)  # [K, B]: on a CPU, a softmax over a short last dimension is slow
+    loss = -log_p.gather(0, y[None]).mean()
+    target = torch.zeros_like(log_p).scatter_(0, y[None], 1)
+    return loss, (log_p.exp_() - target).T / len(z)
 
 
 def rectified_cross_entropy(v: Tensor, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,13 +62,13 @@ class _Rectified(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor, w: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of <u, w> at v_l: [w (p_l - y) + z p_l (v_l w - <p_l, v_l w>)] / (L B)."""
         v, z, p, error = ctx.saved_tensors
-        w = w.T.contiguous()
+        w = w.T.contiguous() / (len(v) * z.shape[1])
         vw = v * w
         vw -= (p * vw).sum(1, keepdim=True)
         vw *= p
         vw *= z
-        vw += error * w
-        return (vw / (len(v) * z.shape[1])).transpose(1, 2), None, None
+        vw.addcmul_(error, w)
+        return vw.transpose(1, 2).contiguous(), None, None
 
 
 def soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:
