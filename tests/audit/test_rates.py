@@ -170,9 +170,20 @@ def test_a_number_lies_between_checks_and_expectation_and_in_the_interval() -> N
     few, many = Rate(1000, 200.0, 100.0, 320.0, 40), Rate(1000, 200.0, 195.0, 205.0, 900)
     assert 150 < combine_with_expectation(few, 150.0).rate < 165
     assert combine_with_expectation(many, 190.0).rate == pytest.approx(200, abs=0.5)
-    assert combine_with_expectation(few, 0.0).rate == few.low
+    skewed = Rate(1000, 20.0, 12.0, 60.0, 40)
+    assert combine_with_expectation(skewed, 0.0).rate == skewed.low
     zero = combine_with_expectation(Rate(1000, 0.0, 0.0, 60.0, 40), 20.0)  # random checks often show no error
     assert 8 < zero.rate < 20
     assert (zero.low, zero.high) == (0.0, 60.0)
     unknown = Rate(1000, 50.0, None, None, 5)
     assert combine_with_expectation(unknown, 100.0) == unknown
+
+
+def test_an_expectation_that_the_checks_contradict_counts_little() -> None:
+    """The expectation is 20 points off, eight times the usual error of a model."""
+    errors = []
+    for seed in range(200):
+        checked = np.random.default_rng(seed).normal(350, 60)
+        number = Rate(1000, checked, checked - 100, checked + 100, 90)
+        errors.append(combine_with_expectation(number, 150.0).rate - 350)
+    assert abs(np.mean(errors)) < 35

@@ -96,17 +96,20 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
 def combine_with_expectation(number: Rate, expected: float, level: float = 0.9) -> Rate:
     """A number of rows between the estimate from random checks and the one that a model expects.
 
-    Each is weighted by the inverse of its variance: that of the checks is known from their interval, that of the model
-    from other tables. With few checks the number is close to the model's, with many to theirs. The interval is based on
-    the checks alone and does not change.
+    Each is weighted by the inverse of its variance. That of the checks is known from their interval. The error of the
+    model has the standard deviation that was measured on other tables, or a larger one if the two numbers differ by
+    more than such errors explain; its square is then DerSimonian and Laird's estimate. So with few checks the number is
+    close to the model's, unless they contradict it, and with many it is close to theirs. The interval is based on the
+    checks alone and does not change.
     """
     if number.low is None or number.high is None:
         return number
     z = float(stdtrit(number.checked - 1, 0.5 + level / 2))
     upper = max(number.high - number.rate, (number.high - number.low) / 2)  # the limit 0 may cut the lower part
     variance = (upper / z) ** 2
-    model = (_MODEL_ERROR * number.n) ** 2
-    rate = expected + model / (model + variance) * (number.rate - expected)
+    difference = number.rate - expected
+    model = max((_MODEL_ERROR * number.n) ** 2, difference**2 - variance)
+    rate = expected + model / (model + variance) * difference
     return replace(number, rate=min(max(rate, number.low), number.high))
 
 
