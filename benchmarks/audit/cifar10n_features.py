@@ -79,11 +79,11 @@ def describe(stored: dict[str, Any]) -> str:
     found = ", ".join(f"{100 * r['rate']:.1f} ({100 * r['low']:.1f} to {100 * r['high']:.1f})" for r in rates)
     true_rate = 100 * stored["cases"][0]["true_rate"]
     covered = sum(100 * r["low"] <= true_rate <= 100 * r["high"] for r in rates)
+    mean = 100 * np.mean([r["rate"] for r in rates])
     note = (
         f"Noise rate in % by seed, with its 90 % interval: {found}; {true_rate:.1f} % of these labels are wrong, and "
         f"{100 * ALL_IMAGES:.1f} % of all 50,000. {covered} of {len(rates)} intervals contain the former, and the "
-        f"mean of the estimates is {100 * np.mean([r['rate'] for r in rates]):.1f} %. Means of seeds {stored['seeds']}, "
-        "rows that were not checked. "
+        f"mean of the estimates is {mean:.1f} %. Means of seeds {stored['seeds']}, rows that were not checked. "
         f"{stored['machine']}, warpi {stored['warpi']}, scikit-learn {stored['scikit-learn']}, cleanlab "
         f"{stored['cleanlab']}, {stored['date']}."
     )
