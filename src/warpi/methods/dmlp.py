@@ -10,8 +10,6 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 _MOST_FEATURES = 20_000  # the closed form solves a system of this size
@@ -43,9 +41,8 @@ class DMLP(Method):
     rounds: int = setting(20, "number of corrections of the labels", low=1)
     momentum_of_labels: float = setting(0.9, "share of the labels that an extrinsic correction keeps", 0, 1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.Y = one_hot(task.train.y, task.n_classes)  # [N, K]
+    def create_state(self) -> None:
+        self.Y = one_hot(self.task.train.y, self.task.n_classes)  # [N, K]
 
     def before_epoch(self, t: int) -> None:
         if t == 0:
