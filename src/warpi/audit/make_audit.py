@@ -25,9 +25,10 @@ from warpi.audit.out_of_sample import (
     predict_out_of_sample,
     predict_split,
 )
+from warpi.audit.pair_model import MIN_PAIRS
 from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
-from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
+from warpi.audit.use_checks import Pairs, combine_with_checks, neighbor_votes
 from warpi.auto.rows import trusted_importance, weigh_trusted
 from warpi.auto.transition import confident_transition
 from warpi.data.split import Split

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.pair_model import count_votes, cross_fit_pairs, pair_features
+from warpi.audit.pair_model import MIN_PAIRS, count_votes, cross_fit_pairs, pair_features
 from warpi.audit.rates import Checks, Rate, estimate_rate
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 
-MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
 _MOST_ROWS = 50_000  # for which nearest neighbors are computed
 _MOST_FEATURES = 5_000
 

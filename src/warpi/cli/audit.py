@@ -185,7 +185,7 @@ def pick(argv: list[str]) -> None:
             raise UserError(f"--{name.replace('_', '-')} requires --estimate FILE, a list that a person has checked")
     required = {"N, the number of rows": given["n"], "--csv FILE": given["csv"]}
     if absent := [name for name, value in required.items() if value is None]:
-        raise UserError(f"warpi pick: required: {' and '.join(absent)}; or --estimate FILE for a checked list")
+        raise UserError(f"missing {' and '.join(absent)}; to use a checked list instead, pass --estimate FILE")
     from warpi.audit.pick import pick_from_data, pick_from_run
     from warpi.runs.spec import DataSpec
 
@@ -197,7 +197,7 @@ def pick(argv: list[str]) -> None:
         picked = pick_from_run(given["n"], given["run"], device=given["device"], **options)
     else:
         if "data" not in settings:
-            raise UserError("warpi pick: a run folder after N, or --data, is required")
+            raise UserError("missing the data: pass a run folder after N, or --data")
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
     n_random = int(picked.random.sum())

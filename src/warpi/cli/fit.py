@@ -201,7 +201,7 @@ def compare(argv: list[str]) -> None:
     not_data = ("run", "methods", "folds", "budget", "out", "seed", "device")
     data = to_written_names({name: value for name, value in given.items() if name not in not_data})
     if (given["run"] is None) == ("data" not in data) or (given["run"] is None) != (given["out"] is not None):
-        raise UserError("warpi compare: pass either a run folder, or --data and --out for a new run")
+        raise UserError("pass either a run folder, or --data and --out for a new run; see warpi compare --help")
     budget = parse_seconds(given["budget"])
     if given["run"] is not None:
         run = reopen(given["run"], given["device"])

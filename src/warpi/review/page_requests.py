@@ -228,9 +228,7 @@ class ReviewSession:
             choices.append(Choice(row, 0, "change", suggested, given, suggested))
         if not choices:
             raise RequestRefused("no open row is left", HTTPStatus.CONFLICT)
-        outcome = self.store.decide(choices, tab, step)
-        done = {row: _to_json(decision) for row, decision in outcome.done.items()}
-        return {"done": done, "counts": self.counts()}
+        return self._respond(self.store.decide(choices, tab, step))
 
     def progress(self) -> Json:
         """How many labels are right after each decision, and whether to continue."""
