@@ -113,7 +113,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "extra"], "unexpected argument 'extra'; flags begin with --"),
     (["list"], "missing methods|datasets|noises|nets|learners; see"),
     (["report"], "missing DIR; see warpi report --help"),
-    (["report", "nowhere"], "nowhere does not exist; give a run folder"),
+    (["report", "nowhere"], "nowhere does not exist; pass a run folder"),
     (["corrupt"], "missing --out FILE"),
     (["FIT", "--data", "nothere.npz"], "no file or folder 'nothere.npz'"),
     (["FIT", "--labels", "nothere.json"], "cannot read the noise file nothere.json"),

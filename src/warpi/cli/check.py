@@ -96,7 +96,7 @@ def _inspect_run(path: Path) -> Iterator[Finding]:
     yield from _links_that_leave(path)
     names = dict(_files_of(spec))
     for name, value in names.items():
-        state = "exists" if os.path.exists(value) else "there is no such file here"
+        state = "exists" if os.path.exists(value) else "does not exist here"
         yield Finding("refers to", f"{name} {value} ({state})")
     what = f"also the files above: {', '.join(names)}" if names else "no other files"
     yield Finding("opening", "predict and report read only this folder and the new rows")
@@ -120,7 +120,7 @@ def _check_files(folder: "RunFolder") -> Iterator[Finding]:
     for name, read in parts:
         try:
             read()
-            yield Finding("files", f"{name}: right")
+            yield Finding("files", f"{name}: correct")
         except UserError as error:
             yield Finding("files", str(error), True)
 
@@ -156,7 +156,7 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
         yield Finding("kind", f"features of {manifest.get('source')}")
         try:
             rows = sum(map(len, folder.read_shards(manifest)))
-            yield Finding("files", f"{rows:,} vectors, checksums: right")
+            yield Finding("files", f"{rows:,} vectors, checksums: correct")
         except UserError as error:
             yield Finding("files", str(error), True)
     else:

@@ -97,7 +97,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "--accept-above P", "accept all suggestions that are more probable than P without looking at them", float
     )
     parser.add("--undo-accepted", "take back the last --accept-above")
-    parser.add("--balanced", "with --export-trusted: write the same number of rows per class, leave out the rest")
+    parser.add("--balanced", "with --export-trusted: write the same number of rows per class and omit the rest")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")

@@ -1,5 +1,6 @@
 """DMLP: decoupled meta label purifier."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -87,16 +88,10 @@ def to_simplex(Y: Tensor) -> Tensor:
 
 def _features(split: Split) -> Tensor:
     """All inputs of a split as vectors, and a constant.  [N, D + 1]"""
-    F = split.y.new_zeros(0)
-    for batch in split.batches(1000):
-        if not len(F):
-            size = batch.x[0].numel() + 1
-            if size > _MOST_FEATURES:
-                raise UserError(
-                    f"dmlp solves a linear system with one equation per feature, and {size - 1} are too many; compute "
-                    "features with `warpi embed` first, or choose another method"
-                )
-            F = batch.x.new_zeros(len(split), size, dtype=torch.float32)
-        F[batch.rows, :-1] = batch.x.flatten(1).float()
-        F[batch.rows, -1] = 1
-    return F
+    size = math.prod(split.examples.shape)
+    if size >= _MOST_FEATURES:
+        raise UserError(
+            f"dmlp solves a linear system with one equation per feature, and {size} are too many; compute features "
+            "with `warpi embed` first, or choose another method"
+        )
+    return torch.nn.functional.pad(split.to_vectors(), (0, 1), value=1.0)

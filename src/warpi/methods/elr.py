@@ -16,7 +16,7 @@ from warpi.utils.settings import setting
 
 @dataclass
 class ELR(Method):
-    """Pull predictions towards a running average of past ones, which were made before memorization set in.
+    """Pull predictions toward their running average, which forms before the network memorizes wrong labels.
 
         t_i <- beta t_i + (1 - beta) p_i                                   running mean of the predictions     Eq. (9)
         L   = 1/B sum_i CE(p_i, y_i) + lambda log(1 - <p_i, t_i>)          p_i = softmax(F(x_i))               Eq. (6)

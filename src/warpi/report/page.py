@@ -226,8 +226,8 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
     if not g.counted:
         return Grid(), "No epoch has finished yet."
     if not last:
-        evidence = "the accuracy on trusted rows, at the top of this page" if _trusted_tile(g) else ""
-        return Grid(), f"No separate test set{f'; the best evidence is {evidence}' if evidence else ''}."
+        evidence = "; the best evidence is the accuracy on trusted rows, at the top of this page"
+        return Grid(), f"No separate test set{evidence if _trusted_tile(g) else ''}."
     if len(g.counted) > 1:
         rows = [(str(run.spec["seed"]), f"{value:.2f} %", _interval(value, run)) for run, value in last]
         values = [value for _, value in last]

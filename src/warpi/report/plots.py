@@ -32,9 +32,7 @@ def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     paths: list[Path] = []
     for block, members in group_by(groups, lambda g: g.block).items():
         name = file_stem("curves", *block)
-        while (
-            out / f"{name}.png" in paths
-        ):  # the names of two blocks may differ only in special characters, which a file name lacks
+        while out / f"{name}.png" in paths:  # the names of two blocks may differ only in characters that are replaced
             name += "-other"
         with figure_style():
             paths += save(_draw(sorted(members, key=_last_accuracy, reverse=True), styles), out / name)

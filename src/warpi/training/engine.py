@@ -131,7 +131,6 @@ def _set_lr(method: Method, lr: float) -> float:
 
 def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:
     """Validation and test scores of the method, in evaluation mode."""
-
     record: Record = {}
     with evaluating(method.nets):
         for name, split in (("val", task.val), ("test", truth.test if truth else None)):

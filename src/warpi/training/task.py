@@ -246,9 +246,9 @@ def _separate_trusted(
 
 
 def _find_given_labels(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor | None:
-    """The labels that separate trusted examples have in the data set.
+    """The labels in the data set of trusted examples that come from elsewhere.
 
-    None if all of them are right there: the labels in the data may have been corrected after the check.
+    None if they equal the trusted labels: the data set may have been corrected after the check.
     """
     given = labels_in(trusted, Split(dataset.examples, rows, dataset.y[rows]))
     has_errors = bool(((given >= 0) & (given != trusted.y)).any())
@@ -354,7 +354,7 @@ def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
     if few:
         listed = ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")
         after = ", after test and validation rows were held out" if held_out else ""
-        log.warning("too few training rows to learn from (%s)%s", listed, after)
+        log.warning("some classes have too few training rows to learn from (%s)%s", listed, after)
 
 
 def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:
