@@ -351,7 +351,7 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
     """Standard deviation of wrong_probability w [n], and a description of what was varied.
 
     With samples l of the label probability (WarPI), w_l = sigmoid(logit w + log pi_l - mean_l log pi_l) with
-    pi_l = softmax(v_l z)_y: the rectified logits model the given label, so pi_l replaces P(given | x), by which Bayes'
+    pi_l = softmax(v_l z)_y. The rectified logits model the given label, so pi_l replaces P(given | x), by which Bayes'
     rule divides. With several networks (those of the method, or those of the run and of the fold), w is computed for
     each. If both apply, their variances are added. If neither applies, the result is the entropy of P(true | x, given)
     divided by log K.

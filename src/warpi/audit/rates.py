@@ -214,9 +214,9 @@ def estimate_noise_rate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         r   = sum_c N_c / N r_c                                N_c = rows of the data with that label
 
     The estimate is unbiased, because the probability of drawing each row is known. Its interval is Wilson's for the
-    number of rows of a simple random sample with the same variance. That variance is the larger of
-    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c and of the same sum with r in place of every r_c, because a few rows of a
-    class may show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
+    number of rows of a simple random sample with the same variance. That variance is the larger of two sums:
+    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c, and the same with r in place of every r_c, because a few rows of a class may
+    show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
 
     Blank rows are assumed to be like the others of their class. Rows that were checked out of order are omitted (see
     `read_checked`). The level is not the 90 % of `estimate_rate`: the result has no field for it and stays comparable

@@ -246,9 +246,9 @@ def describe_rate(facts: Mapping[str, Any]) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to a compressed .npz file, atomically."""
+    """Write arrays to a compressed .npz file, atomically and without pickle."""
     content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
+    np.savez_compressed(content, allow_pickle=False, **arrays)
     write_atomically(path, content.getvalue())
 
 

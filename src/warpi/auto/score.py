@@ -34,8 +34,8 @@ def predict_nested(
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
-    switch. But `plain`, the models of all rows, keep their own cross-fitted predictions if there are many rows: they
-    have not seen the rows that they predict, and a few trusted rows more or less do not change them.
+    switch. If there are many rows, `plain`, the models of all rows, keep their own cross-fitted predictions: they have
+    not seen the rows that they predict, and a few more or fewer trusted rows hardly change them.
 
     If an audit has replaced labels of noisy rows, all of this learns from the labels before, see `undo_audit`.
     """

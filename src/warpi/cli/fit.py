@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _SHOWN = 8  # candidates in the table at the end
 WITHOUT_TRUSTED = (
     "without trusted rows, the accuracy is unknown, and mistakes that follow a pattern look like right labels; check "
-    "five rows per class with `warpi pick` and `warpi review`: on nine tables where 40 % of the labels of each class "
-    "named one other class, this raised the accuracy from 74 to 83 %"
+    "five rows per class with `warpi pick` and `warpi review`: on nine tables with 40 % of the labels of each class "
+    "changed to one other class, this raised the accuracy from 74 to 83 %"
 )
 HELP = """usage: warpi fit --data DATA [--trusted FILE] --out DIR [flags]
 
