@@ -262,7 +262,8 @@ def _predict(method: Method, folds: int | None, path: Path | None, held_out: lis
 
 def _predict_by_auto(method: Method, path: Path | None, held_out: list[Split]) -> _Predictions:
     splits = [method.task.train, *held_out]
-    row, y = torch.cat([split.rows for split in splits]), torch.cat([split.y for split in splits])
+    row = torch.cat([split.rows for split in splits])
+    y = torch.cat([split.y for split in splits])
     order = row.argsort(stable=True)
     split = replace(method.task.train, rows=row[order], y=y[order.to(y.device)])
     fitted = cross_fit(method, split, path)

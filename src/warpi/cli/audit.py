@@ -201,7 +201,8 @@ def pick(argv: list[str]) -> None:
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
     n_random = int(picked.random.sum())
-    rows, n_informative = format_count(len(picked.row), "row"), len(picked.row) - n_random
+    rows = format_count(len(picked.row), "row")
+    n_informative = len(picked.row) - n_random
     say(f"{given['csv']}: {rows} to check: {n_random} random and {n_informative} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))
