@@ -143,7 +143,8 @@ def draw_ranks(ranking: Ranking) -> "Figure":
     half = (k + 1) // 2
     start = -0.4 * len(ranking.groups) - 0.9  # height of the first name
     margin = 0.5 + 0.085 * max(len(visible(name)) for name in ranking.methods)  # inches for the names on each side
-    width, height = 2 * margin + 5, 1.1 + 0.13 * len(ranking.groups) + 0.25 * half
+    width = 2 * margin + 5
+    height = 1.1 + 0.13 * len(ranking.groups) + 0.25 * half
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((margin / width, 0.02, 5 / width, 0.96))
     axes.set_axis_off()
