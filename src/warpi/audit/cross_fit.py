@@ -55,7 +55,7 @@ def cross_fit(method: Method, split: Split, folder: Path | None) -> CrossFit:
     if stored is not None:
         return stored
     is_own = isinstance(method, Auto) and torch.equal(split.rows, method.task.train.rows)
-    result = _combine_with_own(method, split) if is_own else _fit_all(method, split)
+    result = _combine_with_own(method, method.task.train) if is_own else _fit_all(method, split)
     if file is not None:
         _write(file, result)
     return result

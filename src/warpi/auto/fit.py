@@ -35,9 +35,9 @@ from warpi.auto.problem import (
     predict_by_column,
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
-from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
+from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, undo_audit, weigh_trusted
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
-from warpi.auto.transition import bayes, confident_transition, estimate_transition
+from warpi.auto.transition import bayes, confident_transition, estimate_transition, transition_prior
 
 Progress = Callable[[str, float], None]
 Report = Callable[[str], None]
@@ -109,8 +109,9 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
             progress(name, share)
 
     clock = Clock(settings.budget, lambda: say(*latest))  # repeats the latest progress, so that it can stop the work
-    chosen = choose_rows(rows, settings.seed, MOST_ROWS, MOST_CELLS)
-    part = rows if chosen is None else take_noisy(rows, chosen)
+    learned = undo_audit(rows)
+    chosen = choose_rows(learned, settings.seed, MOST_ROWS, MOST_CELLS)
+    part = learned if chosen is None else take_noisy(learned, chosen)
     selected = find_columns(part.x)
     wide = find_directions(part.x) if selected is None else selected
     if wide is not None:
@@ -126,10 +127,17 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     plain = [column for column in outcome.columns if column.name in map(model_name, models)]
     nested = predict_nested(part, models, plan, clock, later, plain) if measurable else {}
     say("predictions of all rows" if chosen is not None else "mixture", 0.8)
-    evidence = collect_evidence(rows, chosen, wide, problem, outcome, lambda: say(*latest))
+    p = problem.noisy(outcome.final.p)
+    if chosen is not None:
+        p = predict_rest(outcome.final, rows, chosen, wide, p, lambda: say(*latest))
+    evidence = judge_labels(learned, chosen, p, outcome.prior)
     top = outcome.final
     if chosen is not None:
-        top = fit_last(rows, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
+        top = fit_last(learned, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
+    if rows.before_audit is not None:
+        p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
+        prior = transition_prior(p_trusted, rows.y_trusted, rows.given_trusted, rows.n_classes)
+        evidence = judge_labels(rows, chosen, p, prior)
     return summarize(rows, problem, outcome, nested, evidence, build_mixture(top))
 
 
@@ -206,20 +214,19 @@ def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, pl
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What cross-fitted predictions say about all noisy rows."""
+    """What cross-fitted predictions say about the labels of all noisy rows."""
 
     p: Floats  # [N, K]
     transition: Floats  # [K, K]
     posterior: Floats  # [N, K]
 
 
-def collect_evidence(
-    rows: Rows, chosen: Any, wide: Floats | None, problem: Problem, outcome: Outcome, tick: Callable[[], None]
-) -> Evidence:
-    p = problem.noisy(outcome.final.p)
-    transition, posterior = estimate_transition(p, problem.given, outcome.prior)
+def judge_labels(rows: Rows, chosen: Any, p: Floats, prior: Floats) -> Evidence:
+    """T from the chosen noisy rows, and the posterior of all of them from their predictions p [N, K]."""
+    part = rows if chosen is None else take_noisy(rows, chosen)
+    p_part = p if chosen is None else p[chosen]
+    transition, posterior = estimate_transition(p_part, part.given, prior, part.checked)
     if chosen is not None:
-        p = predict_rest(outcome.final, rows, chosen, wide, p, tick)
         posterior = bayes(p, transition, rows.given)
     return Evidence(p, transition, posterior)
 

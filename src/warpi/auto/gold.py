@@ -32,7 +32,7 @@ def fit_gold(
     p = start
     for number in range(ROUNDS):
         trees = plan.n_trees if number == ROUNDS - 1 else int(0.6 * plan.n_trees)
-        transition, posterior = estimate_transition(problem.noisy(p), problem.given, prior)
+        transition, posterior = estimate_transition(problem.noisy(p), problem.given, prior, problem.checked)
         step = replace(plan, n_trees=trees, seed=plan.seed + 100 + number)
         parts = []
         for model in models if number == ROUNDS - 1 or not plan.large else leave_out_slow(models):
@@ -42,7 +42,7 @@ def fit_gold(
             parts.append(Column(name, fitted.p, module=fitted.module, predict=fitted.predict, refit=refit))
         gold = pool_parts(problem, parts, transition)
         p = gold.p
-    transition, _ = estimate_transition(problem.noisy(p), problem.given, prior)
+    transition, _ = estimate_transition(problem.noisy(p), problem.given, prior, problem.checked)
     return gold, transition
 
 
@@ -55,7 +55,7 @@ def fit_part(model: Any, problem: Problem, posterior: Floats, plan: Plan) -> Fit
     """Fit a model on the posterior [N, K] of noisy rows and on the labels of trusted rows."""
     labels = problem.labels
     labels[: problem.n_noisy] = posterior
-    return fit_model(model, problem.x, labels, problem.weights(1.0, TRUSTED_WEIGHT * problem.importance), plan, c=C)
+    return fit_model(model, problem.x, labels, problem.weights(1.0, TRUSTED_WEIGHT, by_class=True), plan, c=C)
 
 
 def pool_parts(problem: Problem, parts: list[Column], transition: Floats) -> Column:

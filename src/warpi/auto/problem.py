@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from warpi.auto.combine import SMOOTH, calibrate, mix, pool, sharpen, smooth
@@ -24,6 +25,7 @@ class Problem:
     truth: Ints  # [n]
     given_trusted: Ints | None  # [n]
     importance: Floats  # [n] weights of the trusted rows, mean 1
+    checked: NDArray[np.bool_]  # [N] noisy rows whose given label is known to be right
     n_classes: int
 
     @property
@@ -42,11 +44,14 @@ class Problem:
         labels[: len(known)] = one_hot(known, self.n_classes)
         return labels
 
-    def weights(self, noisy: Floats | float, trusted: Floats | float) -> Floats:
-        """Row weights [M]; held-out rows have weight 0."""
+    def weights(self, noisy: Floats | float, trusted: float, by_class: bool = False) -> Floats:
+        """Row weights [M]; held-out rows have weight 0.
+
+        Noisy rows that were checked have the weight of a trusted row. With `by_class`, trusted rows have `importance`.
+        """
         weight = np.zeros(self.x.shape[0])
-        weight[: self.n_noisy] = noisy
-        weight[self.n_noisy : self.n_noisy + self.n_trusted] = trusted
+        weight[: self.n_noisy] = np.where(self.checked, trusted, noisy)
+        weight[self.n_noisy : self.n_noisy + self.n_trusted] = trusted * (self.importance if by_class else 1.0)
         return weight
 
     def noisy(self, p: Floats) -> Floats:
@@ -71,6 +76,7 @@ def pose_problem(rows: Rows, held_out: Ints | None = None) -> Problem:
         truth=truth,
         given_trusted=None if rows.given_trusted is None else rows.given_trusted[~out],
         importance=trusted_importance(np.bincount(rows.given, minlength=rows.n_classes), truth),
+        checked=np.zeros(rows.n_noisy, dtype=bool) if rows.checked is None else rows.checked,
         n_classes=rows.n_classes,
     )
 

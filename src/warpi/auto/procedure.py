@@ -86,7 +86,7 @@ def finish_without_gold(
     problem: Problem, base: list[Column], first: Column, prior: Floats, left_out: dict[str, str]
 ) -> Outcome:
     """The first stack is the result, because the budget is used up."""
-    transition, _ = estimate_transition(problem.noisy(first.p), problem.given, prior)
+    transition, _ = estimate_transition(problem.noisy(first.p), problem.given, prior, problem.checked)
     weights = np.array([1.0 if column is first else 0.0 for column in [*base, first]])
     final = combine("auto", [*base, first], drop_small(give_share_to_trusted(weights, [*base, first], TRUSTED_SHARE)))
     return Outcome(final, [*base, first], transition, prior, explain(final, 0.0), left_out)
@@ -298,14 +298,14 @@ def run_without_trusted(problem: Problem, models: Sequence[Any], plan: Plan, clo
     for model in models:
         clock.lap()
         report(model_name(model))
-        fitted = fit_model(model, problem.x, problem.labels, problem.weights(1.0, 0.0), plan)
+        fitted = fit_model(model, problem.x, problem.labels, problem.weights(1.0, 1.0), plan)
         column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
         column.refit = partial(fit_plain, model)
         plain.append(column)
     start = combine("plain mean", plain, np.full(len(plain), 1 / len(plain)))
     report("pruned")
     kept = keep_unless_all_disagree([column.p for column in plain], problem)
-    fitted = fit_model(models[0], problem.x, problem.labels, problem.weights(kept, 0.0), plan)
+    fitted = fit_model(models[0], problem.x, problem.labels, problem.weights(kept, 1.0), plan)
     name = f"{model_name(models[0])}, pruned"
     pruned = Column(name, fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
     report("gold")

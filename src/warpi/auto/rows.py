@@ -33,6 +33,8 @@ class Rows:
     n_classes: int
     before_audit: Ints | None = None
     """[N] labels of the noisy rows that an audit replaced, -1 for other rows; None if it replaced none."""
+    checked: NDArray[np.bool_] | None = None
+    """[N] noisy rows whose label a person has checked. They were not drawn at random, so they test nothing."""
 
     @property
     def n_noisy(self) -> int:
@@ -63,15 +65,15 @@ def check_rows(rows: Rows) -> None:
 
 def take_noisy(rows: Rows, chosen: Ints) -> Rows:
     """The same rows with only some of the noisy ones."""
-    before = None if rows.before_audit is None else rows.before_audit[chosen]
-    return replace(rows, x=rows.x[chosen], given=rows.given[chosen], before_audit=before)
+    before, checked = (None if known is None else known[chosen] for known in (rows.before_audit, rows.checked))
+    return replace(rows, x=rows.x[chosen], given=rows.given[chosen], before_audit=before, checked=checked)
 
 
 def undo_audit(rows: Rows) -> Rows:
-    """The rows with the labels that an audit replaced.
+    """The rows with the labels that an audit replaced, which are the labels to learn from.
 
-    The audit has learned from the trusted rows, so the new labels of rows that are similar to a trusted row depend on
-    its true label. Models that are tested on this row must not learn from them.
+    The new labels are predictions of an earlier model. A model that learns from them repeats its mistakes. They also
+    depend on the trusted rows, so models that are tested on trusted rows must not learn from them.
     """
     if rows.before_audit is None:
         return rows

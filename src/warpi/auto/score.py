@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from warpi.auto.models import Plan, fit_model, model_name
+from warpi.auto.models import Plan
 from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.procedure import run_procedure
-from warpi.auto.rows import Floats, Rows, assign_folds, undo_audit
+from warpi.auto.rows import Floats, Rows, assign_folds
 from warpi.functional.intervals import wilson_interval
 
 N_FOLDS = 5
@@ -36,16 +36,8 @@ def predict_nested(
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
     switch. If there are many rows, `plain`, the models of all rows, keep their own cross-fitted predictions: they have
     not seen the rows that they predict, and a few more or fewer trusted rows hardly change them.
-
-    If an audit has replaced labels of noisy rows, all of this learns from the labels before, see `undo_audit`.
     """
     many = rows.n_noisy > MANY_ROWS
-    if rows.before_audit is not None:
-        rows = undo_audit(rows)
-        try:
-            plain = fit_plain_models(rows, models, plan) if many else ()
-        except OutOfTimeError:
-            return {}
     rng = np.random.default_rng([plan.seed, 11])
     folds = assign_folds(rows.y_trusted, FEW_FOLDS if many else N_FOLDS, rng, aligned=True)
     numbers = np.unique(folds)
@@ -71,13 +63,6 @@ def predict_nested(
         if clock.left() < started - clock.left() and done + 1 < len(numbers):
             return {}
     return predicted
-
-
-def fit_plain_models(rows: Rows, models: Sequence[Any], plan: Plan) -> list[Column]:
-    """The models of all rows, without the steps that follow them."""
-    problem = pose_problem(rows)
-    weight = problem.weights(1.0, 1.0)
-    return [Column(model_name(model), fit_model(model, problem.x, problem.labels, weight, plan).p) for model in models]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from warpi.auto.combine import pick
 from warpi.auto.rows import Floats, Ints, one_hot
@@ -33,15 +34,24 @@ def diagonal_prior(n_rows: int, n_classes: int) -> Floats:
     return np.full((n_classes, n_classes), 1 / n_classes) + np.eye(n_classes) * (1 + n_rows / (5 * n_classes))
 
 
-def estimate_transition(p: Floats, given: Ints, prior: Floats, steps: int = 30) -> tuple[Floats, Floats]:
-    """EM for T with fixed p(true class | x). Returns T and the posterior [N, K] of the true class."""
+def estimate_transition(
+    p: Floats, given: Ints, prior: Floats, checked: NDArray[np.bool_] | None = None, steps: int = 30
+) -> tuple[Floats, Floats]:
+    """EM for T with fixed p(true class | x). Returns T and the posterior [N, K] of the true class.
+
+    The given labels of `checked` rows [N] are right. They tell nothing about T, because people have replaced them.
+    """
     labels = one_hot(given, p.shape[1])
+    right = np.zeros(len(given), dtype=bool) if checked is None else checked
+    known = labels[right]
+    labels[right] = 0
     transition = prior / prior.sum(1, keepdims=True)
     posterior = bayes(p, transition, given)
     for _ in range(steps):
         counts = prior + posterior.T @ labels
         transition = counts / counts.sum(1, keepdims=True)
         posterior = bayes(p, transition, given)
+    posterior[right] = known
     return transition, posterior
 
 

@@ -56,7 +56,7 @@ class Dataset:
     given: Tensor | None = None  # [N] int64 labels before a person checked them, -1 unknown; None: all unknown
     meta_given: Tensor | None = None  # the same for the rows of `meta`
     before_audit: Tensor | None = None  # [N] labels that an audit replaced, -1 for other rows; None: none
-    before_person: Tensor | None = None  # the same for a person
+    before_person: Tensor | None = None  # [N] labels that a person has checked, as they were before, -1 for other rows
 
     def __post_init__(self) -> None:
         check_labels(self.y, len(self.examples), self.n_classes, f"labels of {self.name}")

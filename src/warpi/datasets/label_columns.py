@@ -23,7 +23,7 @@ LABEL_COLUMNS = ("clean_label", "trusted", "verified", "split")  # other than th
 PARTS = ("train", "test", "trusted")
 GIVEN = ("given", "given_label")  # the label before a person checked it; `warpi review` writes it
 CORRECTION_COLUMNS = ("changed_by", "label_probability")  # `warpi correct` writes them; they are not features
-LABEL_FACTS = (*LABEL_COLUMNS, *GIVEN, CORRECTION_COLUMNS[0])  # what `read_label_columns` reads besides the label
+LABEL_FACTS = (*LABEL_COLUMNS, *GIVEN, *CORRECTION_COLUMNS)  # what `read_label_columns` reads besides the label
 BY_AUDIT = ("audit", "accepted")  # values of `changed_by`, and of `state` in an export of `warpi review`
 BY_PERSON = ("person",)
 AUDIT_COLUMNS = ("label_quality", "suggested_label", "is_label_issue")  # an export of an audit; they are not features
@@ -60,7 +60,7 @@ class LabelColumns(NamedTuple):
     trusted: Tensor | None  # [N] bool, rows that a person has checked; None: the data has no such column
     given: Tensor  # [N] labels before a person checked them, -1 unknown
     before_audit: Tensor  # [N] labels that an audit replaced, -1 for other rows
-    before_person: Tensor  # [N] labels that a person replaced, -1 for other rows
+    before_person: Tensor  # [N] labels that a person has checked, as they were before, -1 for other rows
     rows: dict[str, list[int]]  # of each part; 'train' is not empty
 
     def labels(self, part: str) -> Tensor:
@@ -109,14 +109,16 @@ def read_label_columns(
     y = encode_labels(given, classes, at)
     clean = encode_labels(true, classes, at)
     earlier = _earlier_labels(columns, label, classes)
+    by_audit = _changed_by(BY_AUDIT, columns)
+    by_person = _changed_by(BY_PERSON, columns) | _certain(columns) & ~by_audit
     return LabelColumns(
         classes,
         y,
         clean,
         parse_marks(columns[marks], at, marks) if marks else None,
         torch.where(clean >= 0, y, earlier),
-        torch.where(_changed_by(BY_AUDIT, columns), earlier, -1),
-        torch.where(_changed_by(BY_PERSON, columns), earlier, -1),
+        torch.where(by_audit, earlier, -1),
+        torch.where(by_person, earlier, -1),
         _split_rows([text or blank_split for text in columns.get("split", ["train"] * len(given))], path, at),
     )
 
@@ -137,6 +139,12 @@ def _changed_by(who: Collection[str], columns: Mapping[str, Sequence[str]]) -> T
     else:
         changes = columns["state"] if {"state", "verified"} <= columns.keys() else ("",)
     return torch.tensor([change in who for change in changes])
+
+
+def _certain(columns: Mapping[str, Sequence[str]]) -> Tensor:
+    """[N] whether the column `label_probability` is 1, as `warpi correct` writes it for checked labels; or [1] False."""
+    texts = columns.get(CORRECTION_COLUMNS[1], ("",))
+    return torch.tensor([text in ("1", "1.0") for text in texts])
 
 
 def _split_rows(parts: Sequence[str], path: Path, at: Callable[[int], str]) -> dict[str, list[int]]:

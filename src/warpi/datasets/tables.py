@@ -53,7 +53,7 @@ def read_table(
         advice = "add it with the checked labels" if first else "choose the label with --label COLUMN"
         raise no_column(label, table, advice)
     earlier = _pop_earlier_labels(table, label, first)
-    used = (label, *LABEL_COLUMNS, CORRECTION_COLUMNS[0])
+    used = (label, *LABEL_COLUMNS, *CORRECTION_COLUMNS)
     texts = {name: _labels(table.columns[name]) for name in used if name in table.columns}
     texts |= {name: _labels(values) for name, values in earlier.items()}
     labels = read_label_columns(texts, label, path, table.at, classes=like.classes if like else None)

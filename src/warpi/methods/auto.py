@@ -183,8 +183,11 @@ def read_task(task: Task, noisy: Split, images: PatchFeatures | None) -> Rows:
     x, given = read_rows(noisy, images)
     x_trusted, y_trusted = (x[:0], given[:0]) if task.meta is None else read_rows(task.meta, images)
     meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
-    before = None if task.before_audit is None or noisy is not task.train else task.before_audit.cpu().numpy()
-    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before)
+    before, checked = (
+        None if known is None or noisy is not task.train else known.cpu().numpy()
+        for known in (task.before_audit, task.checked)
+    )
+    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before, checked)
 
 
 def parse_seconds(budget: float | str | None) -> float | None:

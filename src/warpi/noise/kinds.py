@@ -32,6 +32,7 @@ class NoisyLabels(NamedTuple):
     before_audit: Tensor | None = None  # [N] int64 labels that an audit replaced, -1 for other rows
     dropped: Tensor = torch.zeros(0, dtype=torch.int64)  # [M] rows that are not used, because a person kept a copy
     unchecked: Tensor | None = None  # [N] int64 labels that checked rows would have without their check, -1 unknown
+    checked: Tensor | None = None  # [N] bool, rows whose label a person has checked
 
 
 def uniform(y: Tensor, n_classes: int, rate: float, generator: Generator) -> NoisyLabels:

@@ -89,6 +89,8 @@ def write_noise_file(
             content[name] = known.tolist()
     if len(labels.dropped):
         content["dropped"] = labels.dropped.tolist()
+    if labels.checked is not None:
+        content["checked"] = labels.checked.nonzero().flatten().tolist()
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
     write_atomically(Path(path), f"{{\n{lines}\n}}\n".encode())
 
@@ -124,10 +126,18 @@ def read_noise_file(path: Path | str, dataset: Dataset) -> NoisyLabels:
     if T is not None:
         T = check_matrix(f"noise file {path}", read_rows(f"noise file {path}", T), dataset.classes, dataset.classes)
     before, unchecked = (_some_labels(path, content, name, dataset, order) for name in ("before_audit", "unchecked"))
-    dropped = _integers(path, {"dropped": [], **content}, "dropped")
-    if bool(((dropped < 0) | (dropped >= n)).any()):
-        raise UserError(f"noise file {path}: 'dropped' must contain rows of the data, from 0 to {n - 1}")
-    return NoisyLabels(labels[order], T, replaced, before, dropped, unchecked)
+    dropped, checked = (_some_rows(path, content, name, n) for name in ("dropped", "checked"))
+    is_checked = torch.zeros(n, dtype=torch.bool)
+    is_checked[checked] = True
+    return NoisyLabels(labels[order], T, replaced, before, dropped, unchecked, is_checked if len(checked) else None)
+
+
+def _some_rows(path: Path | str, content: Mapping[str, Any], name: str, n: int) -> Tensor:
+    """[M] rows of the data that a file names, if it does."""
+    rows = _integers(path, {name: [], **content}, name)
+    if bool(((rows < 0) | (rows >= n)).any()):
+        raise UserError(f"noise file {path}: {name!r} must contain rows of the data, from 0 to {n - 1}")
+    return rows
 
 
 def _some_labels(

@@ -38,12 +38,14 @@ from warpi.review.reviewed_labels import (
     final_labels,
     first_labels,
     labels_before_audit,
+    mark_checked,
 )
 from warpi.review.trusted_set import TrustedSetSummary
 from warpi.runs.rerun_command import command
 from warpi.utils.files import format_csv, write_atomically
 
 PERSON, AUDIT = "person", "audit"
+MOST_PROBABLE = 0.999999  # label that nobody has checked, as written to a file, where 1 stands for checked labels
 _ACCEPTING = "accept"  # stands for a browser tab in the log of decisions
 
 
@@ -270,7 +272,13 @@ def write_corrections(corrections: Corrections, path: Path, trusted: Path | None
         for row, k in _unchecked_labels(corrections).items():
             unchecked[row] = k
         noisy = NoisyLabels(
-            torch.from_numpy(corrections.label), None, None, _before_audit(corrections), left_out, unchecked
+            torch.from_numpy(corrections.label),
+            None,
+            None,
+            _before_audit(corrections),
+            left_out,
+            unchecked,
+            mark_checked(items, corrections.decisions),
         )
         write_noise_file(labels, data=items.dataset, noise="given", seed=0, labels=noisy)
         settings = {**corrections.settings, "noise": f"given:{labels}"}
@@ -288,7 +296,7 @@ def save_dataset(corrections: Corrections, out: Path, trusted: Path | None = Non
     label = encoding.label if isinstance(encoding, Columns) else label or "label"
     added = _added_columns(corrections, range(len(items.given)))
     labels = [items.classes[int(k)] for k in corrections.label]
-    probability = [None if np.isnan(p) else float(p) for p in corrections.probability]
+    probability = [float(text) if text else None for text in added[CORRECTION_COLUMNS[1]]]
     columns: dict[str, Sequence[Any]] = {label: labels, **added, CORRECTION_COLUMNS[1]: probability}
     assert items.audit is not None
     save_with_audit(out, items.audit, items.dataset, data, label, columns, corrections.dropped)
@@ -311,11 +319,12 @@ def _added_columns(corrections: Corrections, rows: Sequence[int | None]) -> dict
     first = first_labels(items).numpy()
     by_audit = _before_audit(corrections).numpy() >= 0
     who = np.where(corrections.label == first, "", np.where(by_audit, AUDIT, PERSON))
+    certain = mark_checked(items, corrections.decisions).numpy()
     given: list[str] = []
     changed_by: list[str] = []
     probability: list[str] = []
     for row in rows:
-        p = np.nan if row is None else corrections.probability[row]
+        p = np.nan if row is None else 1.0 if certain[row] else min(corrections.probability[row], MOST_PROBABLE)
         given.append("" if row is None else items.classes[int(first[row])])
         changed_by.append("" if row is None else str(who[row]))
         probability.append("" if np.isnan(p) else f"{p:.6g}")

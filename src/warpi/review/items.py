@@ -56,7 +56,7 @@ class Items:
     audit: Audit | None = None  # of the run, if there is one
     test: Split | None = None  # the test rows of the run
     before_audit: Tensor | None = None  # [N] labels that an earlier audit replaced, -1 for other rows
-    before_person: Tensor | None = None  # [N] labels that a person replaced in an earlier review, -1 for other rows
+    before_person: Tensor | None = None  # [N] labels before a person checked them in an earlier review, else -1
     dropped_before: frozenset[int] = frozenset()  # rows that are not used, because a copy of them was kept earlier
     listed: bool = False  # whether the rows are those of a list
     random_rows: frozenset[int] = frozenset()  # rows of the data set that `warpi pick` drew at random

@@ -105,7 +105,8 @@ def _with_label_file(items: Items, noise: str) -> Items:
     if read_noise_name(parsed.file) == "given":  # a review wrote it; other files contain noise
         y = items.dataset.y
         by_audit = torch.zeros(len(y), dtype=torch.bool) if earlier.before_audit is None else earlier.before_audit >= 0
-        before_person = torch.where((earlier.y != y) & ~by_audit, y, -1)
+        by_person = (earlier.y != y) & ~by_audit
+        before_person = torch.where(by_person if earlier.checked is None else by_person | earlier.checked, y, -1)
     return replace(
         items,
         given=earlier.y.numpy().copy(),

@@ -61,7 +61,7 @@ def first_labels(items: Items) -> Tensor:
 
 
 def earlier_decisions(items: Items) -> dict[int, Decision]:
-    """The labels that a person changed in an earlier review, as decisions to keep them. No audit replaces them."""
+    """The labels that a person checked in an earlier review, as decisions to keep them. No audit replaces them."""
     if items.before_person is None:
         return {}
     rows = (items.before_person >= 0).nonzero().flatten().tolist()
@@ -76,6 +76,13 @@ def labels_before_audit(items: Items, label: Tensor, checked: Collection[int]) -
     kept = [row for row in earlier_decisions(items) if label[row] == items.given[row]]
     before[[*checked, *kept]] = -1
     return before
+
+
+def mark_checked(items: Items, decisions: Mapping[int, Decision]) -> Tensor:
+    """[N] whether a person has checked the label, in this review or an earlier one, or whether it was trusted before."""
+    marks = torch.zeros(len(items.given), dtype=torch.bool)
+    marks[[*final_labels(items, {**earlier_decisions(items), **decisions})]] = True
+    return marks
 
 
 def dropped_rows(items: Items, decisions: Mapping[int, Decision]) -> list[int]:
@@ -106,7 +113,8 @@ def write_corrected(items: Items, decisions: Mapping[int, Decision], path: Path)
     for row, k in {**accepted_labels(items, decisions), **checked}.items():
         y[row] = k
     before = labels_before_audit(items, y, checked)
-    labels = NoisyLabels(y, None, None, before, torch.tensor(dropped_rows(items, decisions), dtype=torch.int64))
+    dropped = torch.tensor(dropped_rows(items, decisions), dtype=torch.int64)
+    labels = NoisyLabels(y, None, None, before, dropped, checked=mark_checked(items, decisions))
     if path.exists() and not _contains_labels(path, items, labels):
         raise NameTaken(path, "--export")
     write_noise_file(path, data=items.dataset, noise="given", seed=0, labels=labels)

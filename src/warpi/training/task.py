@@ -32,6 +32,7 @@ class Task:
     noise_rate: float | None = None  # oracle knowledge, only for methods with `needs_noise_rate`
     meta_given: Tensor | None = None  # [n] labels of the trusted examples before they were checked, -1 unknown
     before_audit: Tensor | None = None  # [N] labels of the training rows that an audit replaced, -1 for other rows
+    checked: Tensor | None = None  # [N] bool, training rows whose label a person has checked; None: not known
 
     @property
     def n_classes(self) -> int:
@@ -199,10 +200,15 @@ def corrupt(dataset: Dataset, noise: Noise, rows: Rows, seed: int, other: Datase
     if noisy.unchecked is not None and rows.trusted is not None:  # labels that `warpi correct` wrote
         known = labels_in(rows.trusted, Split(dataset.examples, torch.arange(len(dataset.y)), noisy.unchecked))
         given = known if bool((known >= 0).any()) else None
-    before = noisy.before_audit if noise.file else dataset.before_audit if str(noise) == "given" else None
-    before = None if before is None else before[rows.train]
+    before, checked = None, None
+    if noise.file:
+        before, checked = noisy.before_audit, noisy.checked
+    elif str(noise) == "given":
+        before = dataset.before_audit
+        checked = None if dataset.before_person is None else dataset.before_person >= 0
+    before, checked = (None if known is None else known[rows.train] for known in (before, checked))
     return (
-        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate, given, before),
+        Task(train, trusted, part(rows.val, noisy.y), dataset.classes, noise_rate, given, before, checked),
         Truth(test, test_is_clean, clean, noisy.T, noise_hash, rows.n_repeated),
     )
 

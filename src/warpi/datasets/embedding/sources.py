@@ -33,7 +33,7 @@ from warpi.errors import UserError, no_path, unknown
 from warpi.utils.files import file_size
 from warpi.utils.links import check_links
 
-_FACTS = ("clean", "trusted", "given", "meta_given", "before_audit")
+_FACTS = ("clean", "trusted", "given", "meta_given", "before_audit", "before_person")
 _ANY_SIDE = 8  # pixels; the value does not matter, because the images are only listed
 
 
