@@ -1,6 +1,7 @@
 """`fit_auto` on small tables: it learns through noise, its parts agree with each other, and odd inputs work."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
 from warpi.auto.learners.modules import Mixture
 from warpi.auto.problem import Clock, OutOfTimeError
 from warpi.auto.rows import Rows
+from warpi.auto.transition import bayes
 from warpi.errors import UserError
 
 
@@ -204,6 +206,47 @@ def test_the_accuracy_is_not_raised_by_corrections_that_know_the_trusted_rows(
         scores[name] = result.trusted_score.estimate
     assert scores["unknown"] > 0.9
     assert scores["known"] < 0.7
+
+
+@pytest.mark.parametrize("most", [10_000, 60])
+def test_the_model_learns_from_the_labels_before_an_audit_changed_them(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The corrections only tell how many of the corrected labels are wrong."""
+    monkeypatch.setattr(fit_module, "MOST_ROWS", most)
+    rows = make_rows()
+    corrected = np.where(np.arange(rows.n_noisy) % 10 == 0, (true_labels(rows) + 1) % 3, true_labels(rows))
+    changed = np.where(corrected != rows.given, rows.given, -1)
+    before = fit_auto(replace(rows, given_trusted=None), QUICK)
+    after = fit_auto(replace(rows, given=corrected, given_trusted=None, before_audit=changed), QUICK)
+    assert np.allclose(after.p, before.p)
+    assert np.allclose(after.p_trusted, before.p_trusted)
+    with torch.no_grad():
+        x = torch.as_tensor(rows.x)
+        assert torch.allclose(after.model(x), before.model(x))
+    assert before.noise_rate_point == pytest.approx((rows.given != true_labels(rows)).mean(), abs=0.05)
+    assert after.noise_rate_point == pytest.approx(0.1, abs=0.04)
+    assert np.allclose(after.posterior, bayes(after.p, after.transition, corrected))
+
+
+def test_a_checked_row_has_its_label_and_the_weight_of_a_trusted_row() -> None:
+    """A small group far from all trusted rows, most of whose labels are wrong: four checked labels are enough."""
+    rows = make_rows(n=300)
+    group = np.flatnonzero(true_labels(rows) == 0)[:20]
+    x, given = rows.x.copy(), rows.given.copy()
+    x[group] += 40
+    given[group] = 1
+    checked = np.zeros(300, dtype=bool)
+    checked[group[:4]] = True
+    given[checked] = 0
+    rest = group[4:]
+    found = {}
+    for name, marks in (("unknown", None), ("known", checked)):
+        result = fit_auto(replace(rows, x=x, given=given, checked=marks), AutoSettings(models=("forest",)))
+        found[name] = result.p[rest, 0].mean()
+        check(result, rows)
+    assert np.array_equal(result.posterior[checked], np.eye(3)[[0] * 4])
+    assert found["known"] > found["unknown"] + 0.2
 
 
 def test_sparse_rows() -> None:

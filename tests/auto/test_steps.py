@@ -1,5 +1,6 @@
 """The steps of `auto` against naive loops and closed forms."""
 
+from dataclasses import replace
 from time import sleep
 
 import numpy as np
@@ -155,6 +156,28 @@ def test_the_transition_matrix_is_recovered() -> None:
     i = 17
     joint = [p[i, k] * transition[k, given[i]] for k in range(3)]
     assert np.allclose(posterior[i], np.array(joint) / sum(joint))
+
+
+def test_checked_labels_are_right_and_tell_nothing_about_the_transition_matrix() -> None:
+    p = np.full((60, 2), [0.7, 0.3])
+    given = np.arange(60) % 2
+    checked = np.arange(60) >= 40
+    prior = np.eye(2) + 0.5
+    transition, posterior = estimate_transition(p, given, prior, checked)
+    without, others = estimate_transition(p[:40], given[:40], prior)
+    assert np.allclose(transition, without)
+    assert np.allclose(posterior[:40], others)
+    assert np.array_equal(posterior[40:], np.eye(2)[given[40:]])
+
+
+def test_checked_rows_weigh_as_much_as_trusted_rows() -> None:
+    rows = Rows(np.zeros((3, 1)), np.array([0, 1, 1]), np.zeros((3, 1)), np.array([0, 0, 1]), None, 2)
+    problem = pose_problem(replace(rows, checked=np.array([False, True, False])), np.array([2]))
+    kept = np.array([1.0, 0.0, 0.0])
+    assert problem.weights(kept, 3.0).tolist() == [1, 3, 0, 3, 3, 0]
+    weight = problem.weights(1.0, 2.0, by_class=True)
+    assert weight[:3].tolist() == [1, 2, 1]
+    assert np.allclose(weight[3:5], 2 * problem.importance)
 
 
 def test_known_given_labels_are_counted_in_the_prior_of_the_transition_matrix() -> None:

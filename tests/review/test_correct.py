@@ -193,6 +193,28 @@ def test_a_label_file_shows_which_labels_an_audit_replaced(items: Items, p: np.n
     assert task.before_audit[task.train.rows == 0].tolist() == [0]
 
 
+def test_a_run_knows_which_labels_people_have_checked(items: Items, p: np.ndarray, tmp_path: Path) -> None:
+    """Changed or kept, in a table and in a label file. The audit is certain of all labels, but nobody checked these."""
+    same = CLASSES[items.given[4]]
+    kept = {4: Decision(2, 4, "keep", same, "t", "now", same)}
+    decisions = decide(5, "b") | kept
+    corrections = apply_corrections(items, make_audit(items.dataset, np.eye(3)[p.argmax(1)]), decisions)
+    write_corrections(corrections, tmp_path / "out.csv")
+    lines = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    rows = [line["label_probability"] for line in lines if line["split"] == "train"]
+    assert rows == ["1" if row in (4, 5) else "0.999999" for row in range(8)]
+    write_corrections(replace(corrections, items=replace(items, source=None)), tmp_path / "list.csv")
+    write_corrected(items, decisions, tmp_path / "export.json")
+    table, _ = load_dataset(str(tmp_path / "out.csv"), label="kind", drop=["id"])
+    tasks = [make_task(table, val=0.0, test=0.0)[0]]
+    for name in ("list.json", "export.json"):
+        tasks.append(make_task(items.dataset, f"given:{tmp_path / name}", val=0.0, test=0.0)[0])
+    for task in tasks:
+        assert task.checked is not None
+        assert task.train.rows[task.checked].tolist() == [4, 5]
+    assert make_task(items.dataset, val=0.0, test=0.0)[0].checked is None
+
+
 def test_the_data_itself_is_never_replaced(items: Items, p: np.ndarray, tmp_path: Path) -> None:
     corrections = apply_corrections(items, make_audit(items.dataset, p), {})
     with pytest.raises(UserError, match="is the data itself"):
