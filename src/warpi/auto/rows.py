@@ -65,7 +65,8 @@ def check_rows(rows: Rows) -> None:
 
 def take_noisy(rows: Rows, chosen: Ints) -> Rows:
     """The same rows with only some of the noisy ones."""
-    before, checked = (None if known is None else known[chosen] for known in (rows.before_audit, rows.checked))
+    before = None if rows.before_audit is None else rows.before_audit[chosen]
+    checked = None if rows.checked is None else rows.checked[chosen]
     return replace(rows, x=rows.x[chosen], given=rows.given[chosen], before_audit=before, checked=checked)
 
 

@@ -142,7 +142,7 @@ def _changed_by(who: Collection[str], columns: Mapping[str, Sequence[str]]) -> T
 
 
 def _certain(columns: Mapping[str, Sequence[str]]) -> Tensor:
-    """[N] whether the column `label_probability` is 1, as `warpi correct` writes it for checked labels; or [1] False."""
+    """[N] whether the column `label_probability` is 1, which stands for a checked label; [1] if there is no column."""
     texts = columns.get(CORRECTION_COLUMNS[1], ("",))
     return torch.tensor([text in ("1", "1.0") for text in texts])
 

@@ -79,7 +79,7 @@ def labels_before_audit(items: Items, label: Tensor, checked: Collection[int]) -
 
 
 def mark_checked(items: Items, decisions: Mapping[int, Decision]) -> Tensor:
-    """[N] whether a person has checked the label, in this review or an earlier one, or whether it was trusted before."""
+    """[N] whether a label was trusted before, or a person has checked it in this review or an earlier one."""
     marks = torch.zeros(len(items.given), dtype=torch.bool)
     marks[[*final_labels(items, {**earlier_decisions(items), **decisions})]] = True
     return marks
