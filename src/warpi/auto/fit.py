@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -34,7 +34,7 @@ from warpi.auto.problem import (
     pose_problem,
     predict_by_column,
 )
-from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
+from warpi.auto.procedure import Outcome, combine, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, undo_audit, weigh_trusted
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
 from warpi.auto.transition import bayes, confident_transition, estimate_transition, transition_prior
@@ -50,6 +50,7 @@ MOST_ROWS = 10_000  # noisy rows that candidates are compared on
 MOST_CELLS = 2_000_000  # the same as rows times classes
 MOST_FINAL_ROWS = 150_000  # noisy rows of the last fit; more are only predicted
 MOST_FINAL_CELLS = 5_000_000
+CORRECTED_SHARE = 0.3  # of models of the labels that an audit has corrected
 BATCH = 20_000  # rows that are predicted at a time
 
 
@@ -134,6 +135,8 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     top = outcome.final
     if chosen is not None:
         top = fit_last(learned, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
+    elif rows.before_audit is not None and part.n_trusted:
+        top = mix_with_corrected(rows, wide, top, models, plan, lambda name: say(f"{name}, corrected labels", 0.9))
     if rows.before_audit is not None:
         p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
         prior = transition_prior(p_trusted, rows.y_trusted, rows.given_trusted, rows.n_classes)
@@ -210,6 +213,23 @@ def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, pl
         return refit_on_all_rows(top, problem, posterior if chosen is None else posterior[chosen], last, report)
     except OutOfTimeError:
         return top
+
+
+def mix_with_corrected(
+    rows: Rows, wide: Floats | None, top: Column, models: Sequence[Any], plan: Plan, report: Report
+) -> Column:
+    """The mixture `top`, in which the same procedure on the labels of an audit has a small share.
+
+    The audit has learned from more checks than the models before it. But the corrected labels cannot be compared with
+    those before the audit, which has seen the trusted rows, so the share is fixed.
+    """
+    part = rows if wide is None else replace(rows, x=rows.x @ wide, x_trusted=rows.x_trusted @ wide)
+    plan = replace(plan, seed=plan.seed + 1)
+    try:
+        other = run_procedure(pose_problem(part), models, plan, Clock(), report).final
+    except OutOfTimeError:
+        return top
+    return combine("auto", [top, other], np.array([1 - CORRECTED_SHARE, CORRECTED_SHARE]))
 
 
 @dataclass(frozen=True, eq=False)
