@@ -71,7 +71,7 @@ def take_noisy(rows: Rows, chosen: Ints) -> Rows:
 
 
 def undo_audit(rows: Rows) -> Rows:
-    """The rows with the labels that an audit replaced, which are the labels to learn from.
+    """The rows with the labels that an audit replaced, which most models learn from.
 
     The new labels are predictions of an earlier model. A model that learns from them repeats its mistakes. They also
     depend on the trusted rows, so models that are tested on trusted rows must not learn from them.
