@@ -1,6 +1,7 @@
 """`fit_auto` on small tables: it learns through noise, its parts agree with each other, and odd inputs work."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,40 @@ def test_any_classifier(estimator: object, savable: bool) -> None:
     else:
         with pytest.raises(UserError, match="cannot be saved"):
             result.model.state_dict()
+
+
+class Sighted(HistGradientBoostingClassifier):
+    """Fails unless it sees a missing cell in column 1, and none elsewhere."""
+
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> "Sighted":
+        assert np.isnan(X).any(axis=0).tolist() == [False, True, False, False, False]
+        return super().fit(X, y, sample_weight)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "some columns selected"])
+def test_boosting_sees_missing_cells(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of column 1 are missing in most rows of class 0. Column 5 is left out if 5 columns are selected."""
+    rows = make_rows(n=90, per_class=8)
+    rng = np.random.default_rng(1)
+
+    def add_gaps(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        gaps = (labels == 0) & (rng.random(len(x)) < 0.8)
+        more = np.stack([gaps, np.arange(len(x)) == 0], axis=1)
+        return np.concatenate([np.where(gaps[:, None] & (np.arange(4) == 1), 0, x), more], axis=1).astype(np.float32)
+
+    x, x_trusted = add_gaps(rows.x, true_labels(rows)), add_gaps(rows.x_trusted, rows.y_trusted)
+    if wide:
+        x, x_trusted = (np.concatenate([part[:, 5:], part[:, :5]], axis=1) for part in (x, x_trusted))
+        monkeypatch.setattr(fit_module, "find_columns", lambda _: np.eye(6, dtype=np.float32)[:, 1:])
+        marks = np.array([-1, -1, 5, 0, -1, -1])
+    else:
+        x, x_trusted = x[:, :5], x_trusted[:, :5]
+        marks = np.array([-1, 4, -1, -1, -1])
+    marked = replace(rows, x=x, x_trusted=x_trusted, marks=marks)
+    boosting = Sighted(max_iter=5, min_samples_leaf=2)
+    result = fit_auto(marked, AutoSettings(models=(boosting,), measure=False))
+    check(result, marked)
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.85
 
 
 def test_a_budget_leaves_candidates_out_and_says_so() -> None:

@@ -519,6 +519,8 @@ def test_missing_numbers_and_categories(
     prepared = model.net_.prepare(torch.tensor(model.encode(frame)))
     names = ["number", "whole", "red", "blue", "no colour", "x", "y", "no kind", "missing number", "missing whole"]
     assert prepared.shape == (200, len(names))
+    marks = model.net_.prepare.layout.find_marks()
+    assert marks.tolist() == [names.index(f"missing {name}") if name in ("number", "whole") else -1 for name in names]
     missing = frame["number"].isna().to_numpy(copy=True)
     assert len(set(prepared[missing, 0].tolist())) == 1
     median = frame["number"].median()
@@ -536,6 +538,7 @@ def test_missing_numbers_in_arrays(small: tuple[Arrays, Arrays, Arrays]) -> None
     gaps[::7, 3] = np.nan
     model = NoisyLabelClassifier(model="knn", random_state=0).fit(gaps, y, gaps[:100], y[:100])
     assert model.net_.prepare.layout.indicated == (3,)
+    assert np.flatnonzero(model.net_.prepare.layout.find_marks() >= 0).tolist() == [3]
     with pytest.raises(ValueError, match="infinity"):
         fast().fit(np.where(np.isnan(gaps), np.inf, gaps), y)
 

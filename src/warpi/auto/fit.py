@@ -35,7 +35,7 @@ from warpi.auto.problem import (
     predict_by_column,
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
-from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, weigh_trusted
+from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, multiply_columns, take_noisy, weigh_trusted
 from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
 from warpi.auto.transition import bayes, confident_transition, estimate_transition
 
@@ -114,10 +114,10 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     selected = find_columns(part.x)
     wide = find_directions(part.x) if selected is None else selected
     if wide is not None:
-        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
+        part = multiply_columns(part, wide, selected is not None)
     models = choose_models(part, settings)
     problem = pose_problem(part)
-    plan = make_plan(problem, settings.seed, wide, selected is None, clock.check)
+    plan = replace(make_plan(problem, settings.seed, wide, selected is None, clock.check), marks=part.marks)
     run = run_procedure if part.n_trusted else run_without_trusted
     steps = count(1)
     outcome = run(problem, models, plan, clock, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
@@ -195,7 +195,7 @@ def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, pl
     chosen = choose_rows(rows, plan.seed + 1, MOST_FINAL_ROWS, MOST_FINAL_CELLS)
     part = rows if chosen is None else take_noisy(rows, chosen)
     if wide is not None:
-        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
+        part = multiply_columns(part, wide, selected=False)
     problem = pose_problem(part)
     last = replace(plan, folds=np.zeros(problem.x.shape[0], np.int64), complete=True)
     try:

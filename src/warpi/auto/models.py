@@ -20,7 +20,7 @@ from torch import nn
 from warpi.auto.learners.convert import constant_module, estimators_to_module
 from warpi.auto.learners.forest import fit_forest
 from warpi.auto.learners.kernel import fit_kernel
-from warpi.auto.learners.modules import Neighbors, Projected, full_probabilities
+from warpi.auto.learners.modules import Gaps, Neighbors, Projected, full_probabilities
 from warpi.auto.learners.softmax import fit_softmax, mean_and_scale
 from warpi.auto.rows import Floats, Ints, Matrix
 from warpi.errors import UserError, unknown
@@ -53,6 +53,7 @@ class Plan:
     wide: Floats | None = None  # [D, d] if the columns of x are directions of D columns, or a selection of them
     c: float | None = None  # of the softmax regression on such columns
     check: Callable[[], None] = do_nothing  # called often; raises an error to stop the fit
+    marks: Ints | None = None  # [D] the marks of missing cells, see `Rows.marks`
     complete: bool = False  # the fit on all rows after the choice: no cross-fitted predictions, larger boosting
 
 
@@ -159,6 +160,8 @@ def make_boosting(n_rows: int, n_classes: int) -> Any:
 
 def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, most: int | None = None) -> Fitted:
     """Cross-fit any scikit-learn classifier on soft labels. `most` limits the training rows of one fit."""
+    prepare: Callable[[Matrix], Matrix] = partial(open_gaps, marks=plan.marks if sees_gaps(estimator) else None)
+    x = prepare(x)
     used = np.flatnonzero(weight > 0)
     hard = bool((q[used].max(1) > 1 - 1e-9).all())
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
@@ -179,7 +182,23 @@ def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Pl
         tested = used[folds[used] == fold]
         p[tested] = full_probabilities(model, x[tested], q.shape[1])
     module = partial(estimators_to_module, whole, q.shape[1])
-    return Fitted(p, module, lambda rows: _mean_prediction(whole, rows, q.shape[1]))
+    if sees_gaps(estimator) and plan.marks is not None:
+        module = partial(_open_gaps_before, plan.marks, module)
+    return Fitted(p, module, lambda rows: _mean_prediction(whole, prepare(rows), q.shape[1]))
+
+
+def sees_gaps(estimator: Any) -> bool:
+    """Whether the estimator gets missing cells as NaN instead of as medians."""
+    return isinstance(estimator, HistGradientBoostingClassifier)
+
+
+def open_gaps(x: Matrix, marks: Ints | None) -> Matrix:
+    """x with NaN where the mark of a column says that the cell was missing."""
+    return x if marks is None else np.where((marks >= 0) & (x[:, marks] > 0), np.float32(np.nan), x)
+
+
+def _open_gaps_before(marks: Ints, make: Callable[[], Any]) -> nn.Module:
+    return Gaps(marks, make())
 
 
 def run_parallel(task: Callable[[int], Any], n: int, n_jobs: int, check: Callable[[], None]) -> list[Any]:

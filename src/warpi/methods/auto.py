@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 from warpi.auto.learners.modules import Mixture
 from warpi.auto.rows import Rows
 from warpi.data.batch import Batch
+from warpi.data.numeric import Features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -183,7 +184,9 @@ def read_task(task: Task, noisy: Split, images: PatchFeatures | None) -> Rows:
     x_trusted, y_trusted = (x[:0], given[:0]) if task.meta is None else read_rows(task.meta, images)
     meta_given = None if task.meta_given is None else task.meta_given.cpu().numpy()
     before = None if task.before_audit is None or noisy is not task.train else task.before_audit.cpu().numpy()
-    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before)
+    examples = noisy.examples
+    marks = examples.find_marks() if isinstance(examples, Features) else None
+    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before, marks)
 
 
 def parse_seconds(budget: float | str | None) -> float | None:
