@@ -53,7 +53,6 @@ KINDS = {
         "german",
         "contraceptive",
         "segment",
-        "splice",
         "crx",
         "spambase",
         "page_blocks0",

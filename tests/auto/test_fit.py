@@ -12,10 +12,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from warpi.auto import fit as fit_module, models, procedure, score
+from warpi.auto import budget, candidates, fit as fit_module, models, procedure, score
 from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
 from warpi.auto.learners.modules import Mixture
-from warpi.auto.problem import Clock, OutOfTimeError
+from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.rows import Rows
 from warpi.errors import UserError
 
@@ -283,14 +283,56 @@ def test_boosting_sees_missing_cells(wide: bool, monkeypatch: pytest.MonkeyPatch
     assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.85
 
 
-def test_a_budget_leaves_candidates_out_and_says_so() -> None:
+def test_the_smallest_budget_leaves_one_model_and_its_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "FEWEST_TREES", 6)
     rows = make_rows()
     result = fit_auto(rows, AutoSettings(budget=1e-6))
     check(result, rows)
+    assert [candidate.name for candidate in result.candidates if candidate.weight] == ["first stack"]
+    assert {candidate.name for candidate in result.candidates if not candidate.note} == {"forest", "first stack"}
     notes = {candidate.name: candidate.note for candidate in result.candidates if candidate.note}
-    assert "logistic" in notes
-    assert "budget" in notes["logistic"]
-    assert result.trusted_score is None
+    expected = {"logistic", "kernel", "gold forest", "gold logistic", "gold kernel", "trees 7 to 10 of each forest"}
+    assert expected <= set(notes)
+    assert set(notes.values()) == {budget.NO_TIME}
+    hits = result.p_trusted.argmax(1) == rows.y_trusted
+    assert result.trusted_score is not None
+    assert result.trusted_score.estimate == pytest.approx(hits.mean(), abs=0.1)
+
+
+def test_a_budget_without_trusted_rows() -> None:
+    rows = make_rows(per_class=0)
+    result = fit_auto(rows, AutoSettings(budget=1e-6))
+    check(result, rows)
+    assert "the budget allows" in result.reason
+    assert {c.name for c in result.candidates if c.note} == {
+        "logistic",
+        "forest, pruned",
+        "gold forest",
+        "gold logistic",
+    }
+
+
+def test_with_enough_time_a_budget_leaves_nothing_out() -> None:
+    rows = make_rows()
+    result = fit_auto(rows, AutoSettings(models=("logistic",), budget=1e6))
+    without = fit_auto(rows, QUICK)
+    assert not [candidate.note for candidate in result.candidates if candidate.note]
+    assert {c.name for c in result.candidates} == {c.name for c in without.candidates}
+    assert np.allclose(result.p, without.p, atol=1e-6)
+    assert result.trusted_score is not None
+
+
+def test_gold_has_as_many_models_as_fit_into_the_budget() -> None:
+    """Gold takes twice the time of a model. The repetitions take as long again as all that they repeat."""
+    problem = pose_problem(make_rows())
+    plan = fit_module.make_plan(problem, 0)
+    for seconds, left_out in ((100, set()), (11, {"gold kernel"}), (3, {"gold forest", "gold kernel"})):
+        fitter = candidates.CandidateFitter(problem, plan, Clock(seconds), lambda _: None, repeats=1)
+        fitter.columns = [Column("forest", problem.labels, 1.0), Column("kernel", problem.labels, 3.0)]
+        fitter.reserve_gold(("forest", "kernel"))
+        assert set(fitter.left_out) == left_out
+        assert fitter.reserved == {0: 16, 1: 4, 2: 0}[len(left_out)]
+        assert fitter.admits("forest, pruned", "forest") == (seconds > fitter.reserved + 2)
 
 
 def test_progress_is_reported() -> None:
@@ -333,13 +375,13 @@ def test_the_last_fit_uses_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_with_many_rows_the_plain_models_are_fitted_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, int]] = []
-    fit_model = procedure.fit_model
+    fit_model = candidates.fit_model
 
     def counted(model: Any, x: Any, q: Any, weight: Any, *args: Any, **how: Any) -> Any:
         calls.append((model, int((weight == 1).sum())))
         return fit_model(model, x, q, weight, *args, **how)
 
-    monkeypatch.setattr(procedure, "fit_model", counted)
+    monkeypatch.setattr(candidates, "fit_model", counted)
     monkeypatch.setattr(score, "MANY_ROWS", 100)
     rows = make_rows()
     result = fit_auto(rows, QUICK)

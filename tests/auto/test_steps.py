@@ -7,13 +7,14 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
+from warpi.auto.candidates import keep_agreeing, keep_confident
 from warpi.auto.combine import calibrate, drop_small, pool, sharpen, stack_weights
 from warpi.auto.fit import make_plan
 from warpi.auto.learners.forest import fit_forest
 from warpi.auto.learners.softmax import fit_softmax, predict, standardize
 from warpi.auto.models import draw_labels, run_parallel
 from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
-from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
+from warpi.auto.procedure import give_share_to_trusted
 from warpi.auto.rows import Rows, assign_folds, trusted_importance, weigh_trusted
 from warpi.auto.score import (
     accuracy_interval,

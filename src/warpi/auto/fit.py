@@ -13,6 +13,7 @@ import torch
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
+from warpi.auto.budget import limit_trees
 from warpi.auto.combine import pick
 from warpi.auto.learners.modules import Mixture
 from warpi.auto.learners.softmax import fit_softmax
@@ -23,7 +24,6 @@ from warpi.auto.models import (
     find_columns,
     find_directions,
     find_projection,
-    model_name,
 )
 from warpi.auto.problem import (
     Clock,
@@ -36,7 +36,7 @@ from warpi.auto.problem import (
 )
 from warpi.auto.procedure import Outcome, refit_on_all_rows, run_procedure, run_without_trusted
 from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, multiply_columns, take_noisy, weigh_trusted
-from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
+from warpi.auto.score import FEW_FOLDS, Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
 from warpi.auto.transition import bayes, confident_transition, estimate_transition
 
 Progress = Callable[[str, float], None]
@@ -118,13 +118,20 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     models = choose_models(part, settings)
     problem = pose_problem(part)
     plan = replace(make_plan(problem, settings.seed, wide, selected is None, clock.check), marks=part.marks)
-    run = run_procedure if part.n_trusted else run_without_trusted
+    plan, left_out = limit_trees(problem, models, plan, clock)
     steps = count(1)
-    outcome = run(problem, models, plan, clock, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
-    later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
+    first: Report = lambda name: say(name, 0.2 * (1 - 1 / next(steps)))
     measurable = settings.measure and part.n_trusted > 1
-    plain = [column for column in outcome.columns if column.name in map(model_name, models)]
-    nested = predict_nested(part, models, plan, clock, later, plain) if measurable else {}
+    if part.n_trusted:
+        repeats = FEW_FOLDS if measurable else 0
+        outcome = run_procedure(problem, models, plan, clock, first, repeats=repeats)
+    else:
+        outcome = run_without_trusted(problem, models, plan, clock, first)
+    outcome.left_out |= left_out
+    later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
+    nested = {}
+    if measurable:
+        nested = predict_nested(part, models, plan, clock, later, outcome.columns, outcome.left_out)
     say("predictions of all rows" if chosen is not None else "mixture", 0.8)
     evidence = collect_evidence(rows, chosen, wide, problem, outcome, lambda: say(*latest))
     top = outcome.final

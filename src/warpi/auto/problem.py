@@ -189,5 +189,10 @@ class Clock:
         seconds, self.last = now - self.last, now
         return seconds
 
+    def extend(self, share: float) -> None:
+        """Allow a share of the budget more, to finish what would otherwise be lost."""
+        if self.budget is not None:
+            self.budget *= 1 + share
+
     def left(self) -> float:
         return np.inf if self.budget is None else self.budget - (monotonic() - self.start)
