@@ -1,6 +1,6 @@
 """Would `auto` predict better with a small network as one more kind of model, or are networks better alone?
 
-    python -m benchmarks.tables.network_candidates --out runs.jsonl [--seeds 100 101] [--part 1/2] [--alone]
+    python -m benchmarks.tables.network_candidates --out runs.jsonl [--seeds 100 101] [--data digits mnist] [--alone]
     python -m benchmarks.tables.network_candidates --out runs.jsonl --keep
 
 `auto` is compared with itself plus a network of one hidden layer, which takes part like every other kind of model: on
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import RESULTS, made_on
-from benchmarks.never_loses.noise import Problem, make_problem
+from benchmarks.never_loses.noise import Problem, Sizes, make_problem
 from benchmarks.never_loses.rows import append_row, read_rows
 from benchmarks.never_loses.tables import read_member
 from warpi import NoisyLabelClassifier
@@ -59,9 +59,11 @@ KINDS = {
         "hr",
     ),
 }
+ALL = [name for names in KINDS.values() for name in names]
 CELLS = (("pair", 0.4, 20), ("instance", 0.4, 20))
-KEYS = ("data", "noise", "rate", "per_class", "seed")
+KEYS = ("data", "noise", "rate", "per_class", "seed", "rows")
 ALONE = {"glc": "mlp", "glc linear": "linear", "elr": "mlp", "warpi": "mlp"}
+FEW = 800
 OUT = RESULTS / "network_candidates.json"
 
 
@@ -134,10 +136,10 @@ class Network(ClassifierMixin, BaseEstimator):
         return self.classes_[self.predict_proba(x).argmax(1)]
 
 
-def load(data: str, noise: str, rate: float, per_class: int, seed: int) -> Problem:
+def load(data: str, noise: str, rate: float, per_class: int, seed: int, rows: int) -> Problem:
     """The rows of a run, standardized. "digits patches" are the features of patches of the images of digits."""
     table, _, patches = data.partition(" ")
-    problem = make_problem(table, noise, rate, per_class, seed)
+    problem = make_problem(table, noise, rate, per_class, seed, Sizes(most_training_rows=rows))
     parts = [problem.x, problem.x_trusted, problem.x_test]
     if patches:
         parts = to_patches(parts, table, seed)
@@ -203,9 +205,9 @@ def fit_alone(problem: Problem, method: str, net: str, seed: int) -> dict[str, A
     return {"accuracy": accuracy(model.predict_proba(problem.x_test), problem), "seconds": round(seconds, 2)}
 
 
-def run(data: str, cell: tuple[str, float, int], seed: int, alone: bool) -> Iterator[dict[str, Any]]:
-    problem = load(data, *cell, seed)
-    about = {"data": data, "noise": cell[0], "rate": cell[1], "per_class": cell[2], "seed": seed}
+def run(data: str, cell: tuple[str, float, int], seed: int, rows: int, alone: bool) -> Iterator[dict[str, Any]]:
+    problem = load(data, *cell, seed, rows)
+    about = {"data": data, "noise": cell[0], "rate": cell[1], "per_class": cell[2], "seed": seed, "rows": rows}
     dense = (*DEFAULT_MODELS, "kernel")
     mixtures = {"auto": dense, "auto with a network": (*dense, Network())}
     for name, models in {} if alone else mixtures.items():
@@ -215,33 +217,42 @@ def run(data: str, cell: tuple[str, float, int], seed: int, alone: bool) -> Iter
 
 
 def summarize(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of a table: for each kind of data the mean accuracies, and the difference to `auto` with its error."""
-    found = {(*(row[key] for key in KEYS), row["name"]): row for row in rows}
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    yield "| data | runs | " + " | ".join(names) + " |"
-    yield "|:---|---:|" + "---:|" * len(names)
-    for kind, data in KINDS.items():
-        jobs = sorted({key[:-1] for key in found if key[0] in data and key[-1] == "auto"})
-        cells = []
+    """Lines of a table for the docs: `auto`, and for every other name the difference to it in the same runs.
+
+    The last column is the best of `ALONE` in each run, chosen by its test accuracy.
+    """
+    kind_of = {name: kind for kind, names in KINDS.items() for name in names}
+    found: dict[str, dict[tuple[Any, ...], dict[str, float]]] = {}
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for row in sorted(rows, key=lambda row: (row["rows"], list(KINDS).index(kind_of[row["data"]]))):
+        label = kind_of[row["data"]] + (f", up to {row['rows']:,} rows" if row["rows"] != FEW else "")
+        job = tuple(row[key] for key in KEYS)
+        found.setdefault(label, {}).setdefault(job, {})[row["name"]] = row["accuracy"]
+        seconds.setdefault((label, row["name"]), []).append(row["seconds"])
+    names = ["auto with a network", *ALONE, "best alone"]
+    yield "| data | `auto` | " + " | ".join(names) + " |"
+    yield "|:---|" + "---:|" * (len(names) + 1)
+    for label, jobs in found.items():
+        runs = list(jobs.values())
+        for accuracies in runs:
+            if set(ALONE) <= set(accuracies):
+                accuracies["best alone"] = max(accuracies[name] for name in ALONE)
+        cells = [f"{mean(run['auto'] for run in runs):.1f}"]
         for name in names:
-            both = [(found[*job, name], found[*job, "auto"]) for job in jobs if (*job, name) in found]
-            gains = [ours["accuracy"] - auto["accuracy"] for ours, auto in both]
-            if len(gains) < 2:
-                cells.append("")
-                continue
-            seconds = mean(ours["seconds"] for ours, _ in both)
-            shown = f"{mean(ours['accuracy'] for ours, _ in both):.1f}"
-            if name != "auto":
-                shown += f", {mean(gains):+.2f} ± {stdev(gains) / len(gains) ** 0.5:.2f}"
-            cells.append(f"{shown}, {seconds:.1f} s")
-        yield f"| {kind} | {len(jobs)} | " + " | ".join(cells) + " |"
+            gains = [run[name] - run["auto"] for run in runs if name in run]
+            error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+            cells.append(f"{mean(gains):+.2f} ± {error:.2f}" if gains else "")
+        yield f"| {label} ({len(runs)} runs) | " + " | ".join(cells) + " |"
+        shown = [f"{name} {mean(seconds[label, name]):.1f}" for name in ("auto", *names) if (label, name) in seconds]
+        print(f"CPU seconds, {label}:", ", ".join(shown))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file to append to")
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101])
-    parser.add_argument("--part", default="1/1", help="i/n: every n-th run, from the i-th on")
+    parser.add_argument("--rows", type=int, default=FEW, help="most training rows")
+    parser.add_argument("--data", nargs="+", default=ALL, choices=ALL, help="only these")
     parser.add_argument("--alone", action="store_true", help="methods that train a network instead of auto")
     parser.add_argument("--keep", action="store_true", help="write the results file and print the summary")
     options = parser.parse_args()
@@ -257,14 +268,11 @@ def main() -> None:
     done = {
         tuple(row[key] for key in KEYS) for row in read_rows(options.out) if (row["name"] in ALONE) == options.alone
     }
-    part, parts = map(int, options.part.split("/"))
-    tables = [name for names in KINDS.values() for name in names]
-    jobs = list(product(options.seeds, CELLS, tables))[part - 1 :: parts]
     with threadpool_limits(1):
-        for seed, cell, data in jobs:
-            if (data, *cell, seed) in done:
+        for seed, cell, data in product(options.seeds, CELLS, options.data):
+            if (data, *cell, seed, options.rows) in done:
                 continue
-            for row in run(data, cell, seed, options.alone):
+            for row in run(data, cell, seed, options.rows, options.alone):
                 append_row(options.out, row)
                 print(*row.values(), flush=True)
 
