@@ -1,6 +1,6 @@
 """Human labels on features of a pretrained network: `warpi audit` and cleanlab on the same probabilities.
 
-    python -m benchmarks.audit.cifar10n_features --labels DATA/cifar-n/cifar10n.npz --seeds 0 1 2 [--page]
+    python -m benchmarks.audit.cifar10n_features --labels DATA/cifar-n/cifar10n.npz --seeds 0 1 2 3 4 5 6 7 8 9 [--page]
 
 The first 3,000 images of CIFAR-10 as 1,280 numbers by EfficientNet-Lite0 (`benchmarks.never_loses.features`) with the
 labels `random1` of CIFAR-10N. 150 random rows are checked. A run of `auto` is trained without them being known, as in
@@ -78,9 +78,12 @@ def describe(stored: dict[str, Any]) -> str:
     rates = [case["rate"] for case in stored["cases"]]
     found = ", ".join(f"{100 * r['rate']:.1f} ({100 * r['low']:.1f} to {100 * r['high']:.1f})" for r in rates)
     true_rate = 100 * stored["cases"][0]["true_rate"]
+    covered = sum(100 * r["low"] <= true_rate <= 100 * r["high"] for r in rates)
+    mean = 100 * np.mean([r["rate"] for r in rates])
     note = (
         f"Noise rate in % by seed, with its 90 % interval: {found}; {true_rate:.1f} % of these labels are wrong, and "
-        f"{100 * ALL_IMAGES:.1f} % of all 50,000. Means of seeds {stored['seeds']}, rows that were not checked. "
+        f"{100 * ALL_IMAGES:.1f} % of all 50,000. {covered} of {len(rates)} intervals contain the former, and the "
+        f"mean of the estimates is {mean:.1f} %. Means of seeds {stored['seeds']}, rows that were not checked. "
         f"{stored['machine']}, warpi {stored['warpi']}, scikit-learn {stored['scikit-learn']}, cleanlab "
         f"{stored['cleanlab']}, {stored['date']}."
     )

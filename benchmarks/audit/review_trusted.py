@@ -25,9 +25,9 @@ from warpi.audit import audit
 from warpi.audit.decisions import Decision
 from warpi.data.dataset import Dataset
 from warpi.noise.parse import Noise
-from warpi.review.corrected_labels import write_corrected
 from warpi.review.export import write_trusted
 from warpi.review.items import items_from_data, items_from_run
+from warpi.review.reviewed_labels import write_corrected
 from warpi.runs.defaults import load_dataset
 from warpi.utils.files import write_atomically
 from warpi.utils.seeding import generator

@@ -31,8 +31,10 @@ PAGE = ROOT / "docs" / "results" / "strong.md"
 Summary = dict[str, Any]
 INTRO = """# CIFAR-10 and CIFAR-100 with the strong recipe
 
-[`--recipe strong`](../strong_recipe.md): `fastnet`, bf16, compiled, batches of 512, one run at a time on one GPU
-(except those marked †).
+This page lists all runs with [`--recipe strong`](../strong_recipe.md). [What the runs show](#what-the-runs-show) sums
+them up, and [what is missing or weak](#what-is-missing-or-weak) names their limits.
+
+Setup: `fastnet`, bf16, compiled, batches of 512. One run at a time used the GPU, except those marked †.
 Machine: {gpu}. Versions: torch {torch}, Python {python}. Date: {date}.
 
     SHARED="--root DATA --out runs/strong --seconds 3000"

@@ -57,3 +57,13 @@ def test_wrong_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     for argv in ([], [str(folder / "run"), "--out", "x"], ["--data", "digits"]):
         assert main(["compare", *argv]) == 2
         assert "pass either a run folder, or --data and --out" in capsys.readouterr().err
+
+
+def test_a_run_of_another_method(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no candidates, and its folder does not change."""
+    run = tmp_path / "ce"
+    trusted = str(folder / "trusted.npz")
+    warpi.fit(run, data=str(folder / "x.npz"), trusted=trusted, method="ce", epochs=1, device="cpu")
+    assert main(["compare", str(run), "--methods", "clean_only", "--device", "cpu"]) == 2
+    assert "candidates of auto" in capsys.readouterr().err
+    assert not (run / "choice.json").exists()

@@ -13,7 +13,7 @@ from warpi.audit import find_duplicates
 from warpi.cli import main
 from warpi.data.dataset import Dataset
 from warpi.data.duplicates import near_copies, search
-from warpi.data.duplicates.leaks import describe_leaks
+from warpi.data.duplicates.describe_leaks import describe_leaks
 from warpi.data.duplicates.thumbnails import compare, make_thumbnails, mark_blank
 from warpi.data.numeric import make_features
 from warpi.data.overlap import count_copies

@@ -338,9 +338,9 @@ def test_command_from_data_to_trusted_set(tmp_path: Path, capsys: pytest.Capture
     long.write_text("row\n" + "x" * 200_000)
     for argv, message in (
         (["5", "--data", "digits", "--csv", files["p.csv"]], "at least one per class"),
-        (["20", "--data", "digits"], "required: --csv FILE; or"),
-        (["--csv", files["p.csv"], "--data", "digits"], "required: N, the number of rows; or"),
-        (["20", "--csv", files["p.csv"]], "a run folder after N, or --data, is required"),
+        (["20", "--data", "digits"], "missing --csv FILE; to use a checked list"),
+        (["--csv", files["p.csv"], "--data", "digits"], "missing N, the number of rows; to use"),
+        (["20", "--csv", files["p.csv"]], "pass a run folder after N, or --data"),
         (["20", str(tmp_path), "--csv", files["p.csv"]], "there is no run"),
         (["20", str(tmp_path), "--data", "digits", "--csv", files["p.csv"]], "the run defines its data"),
         (["--estimate", files["p.csv"], "--export-trusted", files["t.npz"]], "--export-trusted needs the data"),

@@ -14,9 +14,10 @@ from warpi.audit.checked_labels import collect_row_checks
 from warpi.audit.decisions import Choice, Store
 from warpi.audit.label_scores import posterior
 from warpi.audit.make_audit import audit
+from warpi.audit.pair_model import MIN_PAIRS
 from warpi.audit.rates import estimate_rate
 from warpi.audit.result import Audit, CheckedPairs, read_audit
-from warpi.audit.use_checks import MIN_PAIRS, Pairs, choose_labels, combine_with_checks, count_wrong_labels
+from warpi.audit.use_checks import Pairs, choose_labels, combine_with_checks, count_wrong_labels
 from warpi.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -97,24 +97,24 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["FIT", "--noise", "uniform:1.4"], "0..1, got 1.4"),
     (["FIT", "--noise", "uniform:x"], "needs a rate, got 'x'"),
     (["FIT", "--noise", "uniform"], "needs a rate"),
-    (["FIT", "--epochs", "ten"], "argument --epochs: invalid int value: 'ten'"),
-    (["FIT", "--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
+    (["FIT", "--epochs", "ten"], "--epochs must be an integer, got 'ten'"),
+    (["FIT", "--lr", "fast"], "--lr must be a number, got 'fast'"),
     (["FIT", "--lr", "-1"], "lr must be at least 0, got -1.0"),
     (["FIT", "--lr", "inf"], "lr must be at least 0 and finite, got inf"),
-    (["FIT", "--milestones", "a,b"], "argument --milestones: invalid"),
+    (["FIT", "--milestones", "a,b"], "--milestones must be numbers separated by commas, got 'a,b'"),
     (["FIT", "--limit", "-3"], "limit must be at least 1, got -3"),
     (["FIT", "--val", "1.5"], "val must be a fraction of the rows in [0, 1), got 1.5"),
     (["FIT", "--threads", "0"], "threads must be at least 1 and at most 1024, got 0"),
     (["FIT", "--batch-size", "1"], "BatchNorm needs at least 2 examples per batch"),
     (["FIT", "--meta", "3"], "--meta 3 cannot cover 10 classes"),
     # missing values and files
-    (["fit"], "required: --out"),
-    (["FIT", "--out"], "argument --out: expected one argument"),
-    (["FIT", "extra"], "unexpected 'extra'; flags begin with --"),
-    (["list"], "required: methods|datasets|noises|nets|learners"),
-    (["report"], "required: DIR"),
-    (["report", "nowhere"], "nowhere does not exist; give a run folder"),
-    (["corrupt"], "required: --out"),
+    (["fit"], "missing --out DIR; see warpi fit --help"),
+    (["FIT", "--out"], "--out needs a value; see warpi fit --help"),
+    (["FIT", "extra"], "unexpected argument 'extra'; flags begin with --"),
+    (["list"], "missing methods|datasets|noises|nets|learners; see"),
+    (["report"], "missing DIR; see warpi report --help"),
+    (["report", "nowhere"], "nowhere does not exist; pass a run folder"),
+    (["corrupt"], "missing --out FILE"),
     (["FIT", "--data", "nothere.npz"], "no file or folder 'nothere.npz'"),
     (["FIT", "--labels", "nothere.json"], "cannot read the noise file nothere.json"),
     (["FIT", "--weights", "nothere.pt"], "nothere.pt"),
@@ -244,7 +244,7 @@ class TestFit:
         text = capsys.readouterr().out.splitlines()
         assert re.fullmatch(
             r"digits, noise pair:0.2 \([\d.]+ % wrong\): \d+ noisy, 20 trusted, \d+ validation, \d+ test rows; "
-            r"10 classes, inputs of 64; warpi trains mlp for 2 epochs",
+            r"10 classes, 64 features; warpi trains mlp for 2 epochs",
             text[0],
         )
         assert text[1].startswith("epoch 1/2  loss ")

@@ -201,6 +201,19 @@ class TestLoader:
         second.load_state_dict(first.state_dict())
         assert same(whole, head + [second.draw() for _ in range(50 - stop)])
 
+    @pytest.mark.parametrize("augmented", [False, True])
+    def test_inputs_of_a_small_split_are_normalized_once(self, augmented: bool, monkeypatch: Any) -> None:
+        examples = images(9) if augmented else replace(images(9), crop=None)
+        split = Split(examples, torch.tensor([8, 1, 3, 0, 5]), torch.arange(5))
+        loaders = [Loader(split, 2, 7, views=2) for _ in range(2)]
+        reads = []
+        read = TensorExamples.read
+        monkeypatch.setattr(TensorExamples, "read", lambda *a, **b: reads.append(0) or read(*a, **b))
+        small = [loaders[0].draw() for _ in range(6)]
+        assert len(reads) == (6 if augmented else 1)  # augmented inputs differ from pass to pass
+        monkeypatch.setattr("warpi.data.loader.SMALL_SPLIT", 0)
+        assert same(small, [loaders[1].draw() for _ in range(6)])
+
     def test_draws_follow_the_passes(self) -> None:
         drawn, passed = Loader(numbered(10), 4, 1), Loader(numbered(10), 4, 1)
         assert same([drawn.draw() for _ in range(6)], [b for t in range(3) for b in passed.epoch(t)])

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from warpi.cli.app import main
 from warpi.data.mapped import MappedExamples
 from warpi.datasets import arrays
-from warpi.datasets.columns import convert, table_blocks
-from warpi.datasets.columns.convert import convert_table, read_table_form
+from warpi.datasets.columns import table_blocks, to_npy
+from warpi.datasets.columns.to_npy import convert_table, read_table_form
 from warpi.datasets.load import read_dataset
 from warpi.errors import UserError
 from warpi.runs.predictions import predict
@@ -89,7 +89,7 @@ def test_labels_keep_their_names(tmp_path: Path, labels: list[str]) -> None:
 
 
 def test_every_kth_row_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "_SAMPLE", 30)
+    monkeypatch.setattr(to_npy, "_SAMPLE", 30)
     columns = make_columns()
     columns["color"][1] = "pink"  # not in the sample of every second row or fewer
     table = write_table(tmp_path / "t.csv", columns)

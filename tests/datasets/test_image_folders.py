@@ -817,8 +817,11 @@ def test_manifest_errors(tmp_path, text, message):
 def test_manifest_with_given_classes(tmp_path):
     with pytest.raises(UserError, match=r"unknown class in .* line 3: 'bb'; did you mean 'b'"):
         manifest(tmp_path, "path,label\n1,a\n2,bb\n", classes=("a", "b"))
-    with pytest.raises(UserError, match=r"cannot read .*absent\.csv: No such file"):
+    with pytest.raises(UserError, match=r"cannot read .*absent\.csv: No such file or directory; check the path"):
         read_manifest(tmp_path / "absent.csv")
+    (tmp_path / "images.csv").touch()
+    with pytest.raises(UserError, match=r"No such file or directory; did you mean '.*images\.csv'\?"):
+        read_manifest(tmp_path / "image.csv")
 
 
 def test_is_manifest(tmp_path):

@@ -413,7 +413,7 @@ def test_trusted_test_images_are_an_error(tmp_path: Path) -> None:
 def test_too_few_rows(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     (here / "two.csv").write_text("a,label\n1,p\n2,q\n")
     make_task(load_dataset("two.csv")[0])
-    assert caplog.messages == ["too few training rows to learn from (1 of p, 1 of q)"]
+    assert caplog.messages == ["some classes have too few training rows to learn from (1 of p, 1 of q)"]
 
 
 @pytest.mark.usefixtures("here")

@@ -854,7 +854,7 @@ def test_pseudo_trusted_rows_are_chosen_out_of_fold(tiny: tuple[Task, Truth]) ->
         ({"net": "resnet"}, {}, "unknown net 'resnet'"),
         ({"epochs": 0}, {}, "epochs must be at least 1"),
         ({"batch_size": 1}, {}, "BatchNorm needs at least 2 examples per batch"),
-        ({"method": "co_teaching"}, {}, "needs the noise rate, .*`noise_rate` of NoisyLabelClassifier"),
+        ({"method": "co_teaching"}, {}, "needs the noise rate .*`noise_rate` of NoisyLabelClassifier"),
         ({"noise_rate": 1.2}, {}, r"noise_rate must be in \[0, 1\), got 1.2"),
         ({"device": "tpu"}, {}, "unknown device 'tpu'"),
         ({}, {"X_trusted": np.zeros((3, 64))}, "X_trusted and y_trusted must be passed together"),

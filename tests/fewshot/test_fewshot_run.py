@@ -387,7 +387,7 @@ def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("argv", "message"),
     [
         (["fitt"], "did you mean 'fit'"),
-        (["fit", "--data", "sines"], "required: --out"),
+        (["fit", "--data", "sines"], "missing --out DIR"),
         (["fit", "--learner", "mamel", "--out", "x"], "did you mean 'maml'"),
         (["fit", "--learner", "maml", "--contxt", "lstm", "--out", "x"], "unknown flag '--contxt'"),
         (["fit", "--data", "sines", "--ways", "5", "--out", "{tmp}/x"], "leave out --ways 5"),

@@ -12,7 +12,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from warpi.functional.gaussian import DiagGaussian
 from warpi.functional.intervals import wilson_interval
-from warpi.functional.losses import cross_entropy, rectified_cross_entropy
+from warpi.functional.losses import cross_entropy, cross_entropy_gradient, rectified_cross_entropy
 from warpi.functional.mixup import balanced_partners
 
 # --- gaussian -------------------------------------------------------------------------------------------------------
@@ -100,6 +100,17 @@ def test_rectified_cross_entropy_and_its_gradients(seed: int, b: int, k: int, n_
     (dv,) = torch.autograd.grad(u, v, w)
     assert not loss.requires_grad
     torch.testing.assert_close([loss, u, dv], [wanted.detach(), wanted_u, wanted_dv], rtol=1e-10, atol=1e-13)
+
+
+@SOME
+@given(seeds, st.integers(1, 6), st.integers(2, 5))
+def test_cross_entropy_gradient(seed: int, b: int, k: int) -> None:
+    z = normal(b, k, seed=seed).requires_grad_()
+    y = torch.randint(k, (b,), generator=make_generator(seed))
+    wanted = F.cross_entropy(z, y)
+    (wanted_u,) = torch.autograd.grad(wanted, z)
+    actual = cross_entropy_gradient(z.detach(), y)
+    torch.testing.assert_close(actual, (wanted.detach(), wanted_u), rtol=1e-10, atol=1e-13)
 
 
 def test_rectified_cross_entropy_of_huge_logits_is_finite() -> None:

@@ -76,9 +76,9 @@ def _png(width: int, height: int) -> bytes:
 def main(folder: Path) -> None:
     from warpi.data.decode import decode
     from warpi.datasets.arrays import load_arrays
-    from warpi.datasets.columns.convert import convert_table
+    from warpi.datasets.columns.to_npy import convert_table
     from warpi.datasets.load import read_dataset
-    from warpi.nets.weights import read_weights
+    from warpi.nets.load_weights import read_weights
     from warpi.utils.files import read_json
 
     readers: dict[str, Callable[[Path], Any]] = {

@@ -107,7 +107,7 @@ def test_check_describes_a_run(run: Path, table: Path, capsys: pytest.CaptureFix
     assert exit_.value.code == 1
     shown = capsys.readouterr().out
     assert "kind: a run of ce" in shown
-    assert "files: checkpoint, checksum: right" in shown
+    assert "files: checkpoint, checksum: correct" in shown
     assert f"refers to: --data {table} (exists)" in shown
     assert "PROBLEM refers to" in shown
     assert SECRET in shown

@@ -173,7 +173,7 @@ def test_without_trusted_rows(folder: Path, tmp_path: Path, capsys: pytest.Captu
     flags = ["--data", str(folder / "data.csv"), "--model", "logistic", "--device", "cpu"]
     assert main(["fit", *flags, "--out", str(tmp_path / "run")]) == 0
     output = capsys.readouterr()
-    assert "five checked rows per class" in output.err
+    assert "five rows per class with `warpi pick`" in output.err
     assert "trusted rows, each" not in output.out
     assert all(c["score"] is None for c in json.loads((tmp_path / "run" / "choice.json").read_text()))
 

@@ -22,6 +22,7 @@ from warpi.training.engine import Diverged, Record, train
 from warpi.training.method import Log, Method
 from warpi.training.recipe import Recipe
 from warpi.training.task import Task, Truth
+from warpi.utils.devices import cpu_threads
 
 RECIPE = Recipe(epochs=2, batch_size=32, meta_batch_size=16, lr=0.05, seed=7)
 TaskAndTruth = tuple[Task, Truth]
@@ -49,6 +50,22 @@ def poisoned(task: Task) -> Task:
     examples = replace(examples, x=x)
     meta = task.meta and replace(task.meta, examples=examples)
     return replace(task, train=Split(examples, task.train.rows, (task.train.y + 3) % 10), meta=meta, val=None)
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(2**23, 1), (0, 2)])
+def test_small_networks_are_trained_by_one_thread(
+    threshold: int, expected: int, tiny: TaskAndTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warpi.training.engine.SMALL_STEP", threshold)
+    used = []
+    step = WarPI.step
+    monkeypatch.setattr(WarPI, "step", lambda *a: used.append(torch.get_num_threads()) or step(*a))
+    method = WarPI()
+    method.start(tiny[0], RECIPE)
+    with cpu_threads(2):
+        between = {torch.get_num_threads() for _ in train(method, tiny[0])}
+    assert set(used) == {expected}
+    assert between == {2}
 
 
 # --- baselines ------------------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from warpi.cli.app import main
 from warpi.errors import UserError
 from warpi.methods.registry import METHODS
 from warpi.nets.registry import NETS
-from warpi.report.curves import average_curve, draw_curves
 from warpi.report.experiments import Difference, find_runs, group, summarize
 from warpi.report.page import to_html
 from warpi.report.paired_tests import compare, mean_interval
+from warpi.report.plots import average_curve, draw_curves
 from warpi.report.table import blocks, to_latex, to_markdown, to_rich, write_json
 from warpi.report.write import write_report
 from warpi.runs.rerun_command import BUILTIN, command

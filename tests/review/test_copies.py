@@ -24,10 +24,10 @@ from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import read_noise_file, write_noise_file
 from warpi.review.copies import Copies, copies_of, unusual_rows
 from warpi.review.correct import apply_corrections, correct
-from warpi.review.corrected_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.review.items import Items
 from warpi.review.open import open_data
 from warpi.review.progress import measure_progress
+from warpi.review.reviewed_labels import corrected_csv, dropped_rows, write_corrected
 from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 

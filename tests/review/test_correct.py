@@ -20,9 +20,9 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
 from warpi.review.correct import apply_corrections, write_corrections, write_trusted_set
-from warpi.review.corrected_labels import write_corrected
 from warpi.review.items import Items, items_from_data
 from warpi.review.open import open_data
+from warpi.review.reviewed_labels import write_corrected
 from warpi.runs.spec import DataSpec
 from warpi.training.task import make_task
 

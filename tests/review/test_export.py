@@ -18,9 +18,9 @@ from warpi.data.numeric import make_features
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.noise.noise_file import read_noise_file
-from warpi.review.corrected_labels import corrected_csv, write_corrected
 from warpi.review.export import fit_command, write_all, write_trusted
 from warpi.review.items import Cell, Items, items_from_data
+from warpi.review.reviewed_labels import corrected_csv, write_corrected
 from warpi.runs.defaults import load_dataset
 from warpi.training.task import make_task
 

@@ -19,8 +19,8 @@ from warpi.data.numeric import Embedded, Originals
 from warpi.data.split import Split
 from warpi.nets.registry import make_net
 from warpi.review import show_input as render
-from warpi.review.corrected_labels import corrected_csv
 from warpi.review.items import items_from_data, items_from_run
+from warpi.review.reviewed_labels import corrected_csv
 from warpi.runs.defaults import load_dataset
 from warpi.training.task import Task, Truth
 

@@ -198,7 +198,7 @@ def test_trusted_as_an_output_is_deprecated(tmp_path: Path, capsys: pytest.Captu
         ([], "pass either a run folder, or --data"),
         (["x", "--data", "digits"], "pass either a run folder, or --data"),
         (["x", "--label", "y"], "the run defines its data; omit --label"),
-        (["--data", "digits"], "the folder for the decisions, is required"),
+        (["--data", "digits"], "the folder for the decisions, which data without a run needs"),
         (["x"], "there is no run in 'x'; pass the folder"),
         (["--data", "digits", "--out", "r", "--rows", "none.csv"], "cannot read none.csv"),
         (["--data", "digits", "--out", "r", "--rows", "bad.csv"], "has no column 'row'"),

@@ -32,7 +32,7 @@ from warpi.runs import run
 from warpi.runs.reopen import reopen
 from warpi.runs.run import fit, fitting
 from warpi.runs.spec import DataSpec, RunSpec, prepare
-from warpi.training import checkpoint, engine
+from warpi.training import checkpoint, engine, progress
 from warpi.training.engine import Diverged, TrainingState, train
 from warpi.training.method import Log, Method, descend
 from warpi.training.recipe import Recipe
@@ -813,21 +813,16 @@ class TestProgress:
     def test_a_slow_run_prints_an_estimate(
         self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run, "PATIENCE", 0)
+        monkeypatch.setattr(run, "PATIENCE", -1)
+        monkeypatch.setattr(progress, "WATCH", 0)
         fit(tmp_path / "a", **QUICK, quiet=False)
         first, second, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith("; ce trains mlp for 2 epochs")
         assert second == (
-            "this will take about 0 minutes on this CPU; to make it faster: use a GPU, fewer --epochs, --limit for a "
+            "this will take about 0 s on this CPU; to make it faster: use a GPU, fewer --epochs, --limit for a "
             "first try"
         )
         assert records(tmp_path / "a") == records(whole), "the estimate changes nothing"
-        prepared = prepare(RunSpec.from_settings("ce", **SMALL, net="resnet50"))
-        photos = Split(FileExamples("photos", ("a.jpg",)), torch.tensor([0]), torch.tensor([0]))
-        advice = run._advise_slow(replace(prepared, task=replace(prepared.task, train=photos)), 200)
-        assert advice.startswith(
-            "this will take about 3 hours on this CPU; to make it faster: use a GPU, --image-size 64, --net resn"
-        )
 
     def test_rows_that_are_also_trusted_are_reported_once(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
@@ -1056,3 +1051,13 @@ def test_the_representation_of_a_run_is_one_line(tmp_path: Path) -> None:
     assert repr(replace(done, history=[])).endswith("10 classes; 0 epochs>")
     noisy = replace(done, truth=replace(done.truth, test_is_clean=False))
     assert repr(noisy).endswith(" % (noisy labels)>")
+
+
+def test_advice_for_slow_photos() -> None:
+    prepared = prepare(RunSpec.from_settings("ce", data="digits", limit=60, meta=10, net="resnet50"))
+    photos = Split(FileExamples("photos", ("a.jpg",)), torch.tensor([0]), torch.tensor([0]))
+    advice = run._advise(replace(prepared, task=replace(prepared.task, train=photos)), 200)
+    assert advice == (
+        "this will take about 3 h 20 min on this CPU; to make it faster: use a GPU, --image-size 64, --net resnet20, "
+        "fewer --epochs, --limit for a first try"
+    )

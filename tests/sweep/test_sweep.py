@@ -32,7 +32,7 @@ from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
 from warpi.runs import spec
 from warpi.sweep import run_states as folders
-from warpi.sweep.display import Board, format_duration
+from warpi.sweep.display import Board
 from warpi.sweep.plan import Job, Plan, read_plan
 from warpi.sweep.processes import _listen, run_processes
 from warpi.sweep.queue import ClaimedRun, Queue, RunEvent
@@ -41,6 +41,7 @@ from warpi.sweep.runner import parse_resources
 from warpi.sweep.worker import work
 from warpi.training import checkpoint
 from warpi.utils.devices import Stopped
+from warpi.utils.time_left import format_duration
 
 CPU = torch.device("cpu")
 TINY = {"data": "digits", "limit": 300, "epochs": 2, "meta": 20, "batch_size": 32, "threads": 1}

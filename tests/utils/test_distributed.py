@@ -994,7 +994,7 @@ def test_mistakes_with_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([*argv, "--devices", "2", "--bath-size", "8"]) == 2
     assert "did you mean '--batch-size'?" in capsys.readouterr().err
     assert main([*argv, "--devices", "two"]) == 2
-    assert "invalid int value: 'two'" in capsys.readouterr().err
+    assert "--devices must be an integer, got 'two'" in capsys.readouterr().err
     cuda = torch.device("cuda")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -92,12 +92,12 @@ class TestFlags:
         ("argv", "message"),
         [
             (["--kind", "tow"], "unknown kind 'tow'; did you mean 'two'?"),
-            (["--shape", "1,x"], "argument --shape: invalid"),
-            (["--number", "1.5"], "argument --number: invalid int value: '1.5'"),
-            (["--fast=yes"], "argument --fast"),
+            (["--shape", "1,x"], "--shape must be numbers separated by commas, got '1,x'"),
+            (["--number", "1.5"], "--number must be an integer, got '1.5'"),
+            (["--fast=yes"], "--fast/--no-fast does not take a value, got 'yes'"),
             (["--num", "3"], "unknown flag '--num'"),
-            (["--share"], "expected one argument"),
-            (["word"], "unexpected 'word'"),
+            (["--share"], "--share needs a value; see"),
+            (["word"], "unexpected argument 'word'"),
         ],
     )
     def test_mistakes(self, argv: list[str], message: str) -> None:

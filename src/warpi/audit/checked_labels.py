@@ -46,8 +46,8 @@ def _fill_list(listed: list[dict[str, str]], exported: list[dict[str, str]]) -> 
 
     A person may also review rows because they look suspicious, and some of these may be on the list; they are not a
     random sample. The order of the list is random, so its beginning is a random sample: random rows count up to the
-    first one that was not reviewed, and so do cells filled in the list itself. If the review also decided rows that are
-    not on the list, a beginning of only a few rows may be a coincidence and does not count.
+    first one that was not reviewed. Cells that were filled in the list itself always count. If the review also decided
+    rows that are not on the list, a beginning of only a few rows may be a coincidence and does not count.
     """
     exported_by_row = {cells.get("row"): cells for cells in exported}
     listed_rows = {cells.get("row") for cells in listed}

@@ -42,6 +42,12 @@ def compare(
     then scored. Methods that do not fit into `budget` seconds are listed as left out. A score never changes what the
     run predicts: train with `--method NAME` to use another method.
     """
+    candidates = run.method.choice()
+    if candidates is None:
+        raise UserError(
+            f"methods are compared with the candidates of auto, but {run.path} is a run of "
+            f"{type(run.method).__name__}; pass a run of auto, or --data and --out for a new one"
+        )
     trusted = run.task.meta
     if trusted is None or len(trusted) < 2:
         raise UserError("methods are compared on trusted rows, but this run has fewer than two; check some rows first")
@@ -49,7 +55,7 @@ def compare(
         if name not in METHODS:
             raise unknown("method", name, METHODS)
     deadline = None if budget is None else time.monotonic() + budget
-    entries: list[Entry] = [entry for entry in run.method.choice() or [] if entry["candidate"] not in methods]
+    entries: list[Entry] = [entry for entry in candidates if entry["candidate"] not in methods]
     for i, name in enumerate(methods):
         left = "" if deadline is None else f", {max(0.0, deadline - time.monotonic()):.0f} s left"
         say(f"method {i + 1} of {len(methods)}: {name}{left}")

@@ -3,7 +3,6 @@
 The mean over several fits changes little with the random seed, so that two audits of the same data agree.
 """
 
-import io
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,14 +14,13 @@ from scipy import sparse
 
 from warpi.audit.label_scores import Floats, Ints
 from warpi.audit.out_of_sample import split_into_folds
-from warpi.audit.result import read_arrays
+from warpi.audit.result import read_arrays, write_arrays
 from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
 from warpi.auto.rows import Rows
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.methods.auto import Auto, read_task
 from warpi.training.method import Method
-from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive
 
 log = logging.getLogger("warpi.audit")
@@ -121,10 +119,8 @@ def _predict(fitted: AutoResult, x: Any) -> Floats:
 
 
 def _write(file: Path, result: CrossFit) -> None:
-    content = io.BytesIO()
-    np.savez_compressed(content, **asdict(result))
     try:
-        write_atomically(file, content.getvalue())
+        write_arrays(file, asdict(result))
     except UserError as e:  # a read-only run folder; the audit itself can still be completed
         log.warning("the predictions are not stored, so the next audit computes them again: %s", e)
 

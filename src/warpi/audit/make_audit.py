@@ -25,9 +25,10 @@ from warpi.audit.out_of_sample import (
     predict_out_of_sample,
     predict_split,
 )
+from warpi.audit.pair_model import MIN_PAIRS
 from warpi.audit.rates import estimate_class_rates, estimate_rate
 from warpi.audit.result import AUDIT_FILE, Audit, read_audit
-from warpi.audit.use_checks import MIN_PAIRS, Pairs, combine_with_checks, neighbor_votes
+from warpi.audit.use_checks import Pairs, combine_with_checks, neighbor_votes
 from warpi.auto.rows import trusted_importance, weigh_trusted
 from warpi.auto.transition import confident_transition
 from warpi.data.split import Split
@@ -261,7 +262,8 @@ def _predict(method: Method, folds: int | None, path: Path | None, held_out: lis
 
 def _predict_by_auto(method: Method, path: Path | None, held_out: list[Split]) -> _Predictions:
     splits = [method.task.train, *held_out]
-    row, y = torch.cat([split.rows for split in splits]), torch.cat([split.y for split in splits])
+    row = torch.cat([split.rows for split in splits])
+    y = torch.cat([split.y for split in splits])
     order = row.argsort(stable=True)
     split = replace(method.task.train, rows=row[order], y=y[order.to(y.device)])
     fitted = cross_fit(method, split, path)
@@ -350,7 +352,7 @@ def estimate_uncertainty(predictions: RowPredictions, T: Floats, folds: bool = F
     """Standard deviation of wrong_probability w [n], and a description of what was varied.
 
     With samples l of the label probability (WarPI), w_l = sigmoid(logit w + log pi_l - mean_l log pi_l) with
-    pi_l = softmax(v_l z)_y: the rectified logits model the given label, so pi_l replaces P(given | x), by which Bayes'
+    pi_l = softmax(v_l z)_y. The rectified logits model the given label, so pi_l replaces P(given | x), by which Bayes'
     rule divides. With several networks (those of the method, or those of the run and of the fold), w is computed for
     each. If both apply, their variances are added. If neither applies, the result is the entropy of P(true | x, given)
     divided by log K.

@@ -1,6 +1,5 @@
 """Predictions of a trained method for rows, and out-of-sample predictions by cross-validation."""
 
-import io
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.result import read_arrays
+from warpi.audit.result import read_arrays, write_arrays
 from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.training.engine import train
 from warpi.training.method import Method
 from warpi.training.outputs import predict_rows
-from warpi.utils.files import write_atomically
 from warpi.utils.seeding import derive, generator, seeded
 
 log = logging.getLogger("warpi.audit")
@@ -168,10 +166,8 @@ def _leave_out(split: Split, positions: Ints) -> Split:
 def _write_fold(file: Path, rows: RowPredictions, trusted: RowPredictions) -> None:
     arrays = {key: getattr(rows, name) for name, key in _STORED_NAMES.items()}
     arrays |= {_TRUSTED + key: getattr(trusted, name) for name, key in _STORED_NAMES.items()}
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
     try:
-        write_atomically(file, content.getvalue())
+        write_arrays(file, arrays)
     except UserError as e:  # a read-only run folder; the audit itself can still be completed
         log.warning("the predictions of this fold are not stored, so a restarted audit trains it again: %s", e)
 

@@ -19,6 +19,7 @@ from scipy.special import log_softmax, softmax
 from warpi.audit.label_scores import Floats, Ints, estimate_transition
 
 NEIGHBORS = 15
+MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
 _FLOOR = 1e-6  # of probabilities in a logarithm
 _LEAST = 1e-4  # of a classifier's probability
 _MEAN = {"p": 1.0, "T": 1.0, "keep": 0.0, "vote": 0.0, "T_em": 0.0}

@@ -43,18 +43,15 @@ class Checks:
     """m checked rows, and a model's probability that each of the N labels is wrong.
 
     A random check represents `weight` rows relative to the others. Weights differ if the rows were drawn separately
-    from each class. If all rows with a high score were checked, these are `certain`: their number of wrong labels is
-    known, and only the other rows are estimated.
+    from each class. Checks that are not random do not change a rate.
     """
 
     given: Ints  # [N]
     wrong: Floats  # [N] probability that the label of each row is wrong
-    certain: NDArray[np.bool_]  # [N]
     checked_given: Ints  # [m]
     is_wrong: NDArray[np.bool_]  # [m] whether the check found another label
     wrong_left_out: Floats  # [m] the model's probability, from a fit without this row
     random: NDArray[np.bool_]  # [m] whether the row was drawn at random
-    checked_certain: NDArray[np.bool_]  # [m] whether the row is one of the certain ones
     weight: Floats  # [m]
     outside: NDArray[np.bool_] | None = None  # [m] whether the checked row is not one of the N; None: all are
 
@@ -67,28 +64,19 @@ class Checks:
         n_outside = 0 if self.outside is None else int((used & self.outside).sum())
         return max(0.0, 1 + (2 * n_outside - int(used.sum())) / n_rows) if n_rows else 0.0
 
-    def random_rest(self) -> NDArray[np.bool_]:
-        """[m] random checks among the rows that are not certain."""
-        return self.random & ~self.checked_certain
-
 
 def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     """The noise rate of all rows."""
     N = len(checks.given)
-    rest = ~checks.certain
-    n_rest = int(rest.sum())
-    used = checks.random_rest()
+    used = checks.random
     n = int(used.sum())
-    known = int(checks.is_wrong[checks.checked_certain].sum())
-    mean = float(checks.wrong[rest].mean()) if n_rest else 0.0
+    mean = float(checks.wrong.mean()) if N else 0.0
     if n < MIN_CHECKS:
-        return Rate(N, _clip((known + n_rest * mean) / N), None, None, n)
+        return Rate(N, _clip(mean), None, None, n)
     d = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
-    estimate = (known + n_rest * (mean + float((weight * d).mean()))) / N
-    variance = (
-        _variance(checks.is_wrong[used], d, weight) / n * checks.variance_factor(used, n_rest) * (n_rest / N) ** 2
-    )
+    estimate = mean + float((weight * d).mean())
+    variance = _variance(checks.is_wrong[used], d, weight) / n * checks.variance_factor(used, N)
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
 
@@ -96,17 +84,20 @@ def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
 def combine_with_expectation(number: Rate, expected: float, level: float = 0.9) -> Rate:
     """A number of rows between the estimate from random checks and the one that a model expects.
 
-    Each is weighted by the inverse of its variance: that of the checks is known from their interval, that of the model
-    from other tables. With few checks the number is close to the model's, with many to theirs. The interval is based on
-    the checks alone and does not change.
+    Each is weighted by the inverse of its variance. That of the checks is known from their interval. The error of the
+    model has the standard deviation that was measured on other tables, or a larger one if the two numbers differ by
+    more than such errors explain; its square is then DerSimonian and Laird's estimate. So with few checks the number is
+    close to the model's, unless they contradict it, and with many it is close to theirs. The interval is based on the
+    checks alone and does not change.
     """
     if number.low is None or number.high is None:
         return number
     z = float(stdtrit(number.checked - 1, 0.5 + level / 2))
     upper = max(number.high - number.rate, (number.high - number.low) / 2)  # the limit 0 may cut the lower part
     variance = (upper / z) ** 2
-    model = (_MODEL_ERROR * number.n) ** 2
-    rate = expected + model / (model + variance) * (number.rate - expected)
+    difference = number.rate - expected
+    model = max((_MODEL_ERROR * number.n) ** 2, difference**2 - variance)
+    rate = expected + model / (model + variance) * difference
     return replace(number, rate=min(max(rate, number.low), number.high))
 
 
@@ -115,34 +106,30 @@ def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> 
 
     The correction of a class is shrunk toward the mean of all classes, because a class has few checks.
     """
-    used = checks.random_rest()
+    used = checks.random
     n = int(used.sum())
     if n < MIN_CHECKS:
         return [_model_rate(checks, k, n) for k in range(n_classes)]
-    rest = ~checks.certain
     residual = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
     label = checks.checked_given[used]
     count = np.bincount(label, minlength=n_classes)
     class_mean = np.bincount(label, residual, minlength=n_classes) / np.maximum(count, 1)
     n_rows = np.bincount(checks.given, minlength=n_classes)
-    n_rest = np.bincount(checks.given[rest], minlength=n_classes)
-    model = np.bincount(checks.given[rest], checks.wrong[rest], minlength=n_classes) / np.maximum(n_rest, 1)
+    model = np.bincount(checks.given, checks.wrong, minlength=n_classes) / np.maximum(n_rows, 1)
     is_wrong = checks.is_wrong[used]
     ratio = min(1.0, _variance(is_wrong, residual, weight) / _binomial_variance(is_wrong, weight))
     base = np.clip(model + (weight * residual).mean(), 0.01, 0.99)
     variance = ratio * base * (1 - base) / np.maximum(count, 1)
     mean, shrunk_variance = _shrink(class_mean, variance, count > 0)
-    in_certain = checks.checked_certain
-    known = np.bincount(checks.checked_given[in_certain], checks.is_wrong[in_certain], minlength=n_classes)
     rates = []
     for k in range(n_classes):
         if not n_rows[k]:
             rates.append(Rate(0, 0.0, None, None, 0))
             continue
-        estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
-        factor = checks.variance_factor(used & (checks.checked_given == k), int(n_rest[k]))
-        low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * factor, n, level)
+        estimate = model[k] + mean[k]
+        factor = checks.variance_factor(used & (checks.checked_given == k), int(n_rows[k]))
+        low, high = _interval(estimate, shrunk_variance[k] * factor, n, level)
         rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
     return rates
 
@@ -211,9 +198,9 @@ def estimate_noise_rate(rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         r   = sum_c N_c / N r_c                                N_c = rows of the data with that label
 
     The estimate is unbiased, because the probability of drawing each row is known. Its interval is Wilson's for the
-    number of rows of a simple random sample with the same variance. That variance is the larger of
-    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c and of the same sum with r in place of every r_c, because a few rows of a
-    class may show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
+    number of rows of a simple random sample with the same variance. That variance is the larger of two sums:
+    sum_c (N_c / N)^2 r_c (1 - r_c) / n_c, and the same with r in place of every r_c, because a few rows of a class may
+    show no error by coincidence. n_c = (sum w)^2 / sum w^2, divided by the proportion of unchecked rows.
 
     Blank rows are assumed to be like the others of their class. Rows that were checked out of order are omitted (see
     `read_checked`). The level is not the 90 % of `estimate_rate`: the result has no field for it and stays comparable

@@ -200,9 +200,7 @@ class Audit:
         if len(self) > _MANY:
             _write_uncompressed(path, arrays)
             return path
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        write_atomically(path, content.getvalue())
+        write_arrays(path, arrays)
         return path
 
 
@@ -245,6 +243,13 @@ def describe_rate(facts: Mapping[str, Any]) -> str:
         return f"{percent} ({UNCHECKED if is_unchecked(facts) else MODEL_BASED})"
     interval = f"{100 * rate['low']:.1f} to {100 * rate['high']:.1f}"
     return f"{percent} ({100 * rate['level']:.0f} % interval {interval}, from {rate['checked']} checked rows)"
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays to a compressed .npz file, atomically and without pickle."""
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomically(path, content.getvalue())
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 import warpi.audit.label_scores as scores
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.pair_model import count_votes, cross_fit_pairs, pair_features
+from warpi.audit.pair_model import MIN_PAIRS, count_votes, cross_fit_pairs, pair_features
 from warpi.audit.rates import Checks, Rate, estimate_rate
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.data.examples import TensorExamples
 from warpi.data.split import Split
 
-MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
 _MOST_ROWS = 50_000  # for which nearest neighbors are computed
 _MOST_FEATURES = 5_000
 
@@ -89,12 +88,10 @@ def make_checks(pairs: CheckedPairs, given: Ints, label: Ints, q: Floats, pair_l
     return Checks(
         given=given,
         wrong=1 - q[np.arange(len(label)), label],
-        certain=np.zeros(len(label), dtype=np.bool_),
         checked_given=pairs.given,
         is_wrong=pair_label != pairs.true,
         wrong_left_out=1 - pairs.q[np.arange(m), pair_label],
         random=pairs.random,
-        checked_certain=np.zeros(m, dtype=np.bool_),
         weight=pairs.weight,
         outside=pairs.position < 0,
     )

@@ -37,9 +37,9 @@ def predict_nested(
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
-    switch. But the models of all rows, which are among the `columns` of the procedure, keep their own cross-fitted
-    predictions if there are many rows: they have not seen the rows that they predict, and a few trusted rows more or
-    less do not change them. If the budget is short, the models of trusted rows alone keep theirs, too. Candidates in
+    switch. If there are many rows, the models of all rows, which are among the `columns` of the procedure, keep their
+    own cross-fitted predictions: they have not seen the rows that they predict, and a few more or fewer trusted rows
+    hardly change them. If the budget is short, the models of trusted rows alone keep theirs, too. Candidates in
     `without` are left out, as the budget has left them out of the procedure.
 
     If an audit has replaced labels of noisy rows, all of this learns from the labels before, see `undo_audit`.

@@ -154,13 +154,14 @@ class Forward(NamedTuple):
     done: Pass
 
 
-def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False) -> Forward:
+def forward(net: nn.Module, x: Tensor, *, snapshot: bool = False, backward: bool = True) -> Forward:
     """Run the one pass of a step that updates running statistics.
 
-    Use `snapshot` if the parameters will be changed in place before `jvp` is called.
+    Use `snapshot` if the parameters will be changed in place before `jvp` is called. Without `backward`, the caller
+    computes gradients by `vjp` only.
     """
     done = _run_pass(net, images_to_channels_last(net, x), None, snapshot)
-    if done.z.requires_grad:
+    if done.z.requires_grad or not backward:
         return Forward(done.z, done)
     parameters = trainable_parameters(net).values()
     return Forward(Logits.apply(done.vjp, done.z, *parameters), done)  # type: ignore[no-untyped-call]

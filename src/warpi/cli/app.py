@@ -90,9 +90,12 @@ def main(argv: list[str] | None = None) -> int:
         say(f"warpi: {' '.join(str(e).split())}", error=True)
         return 2
     except MemoryError as e:
-        say(f"warpi: out of memory {e}; use a machine with more memory, or less data", error=True)
+        say(
+            f"warpi: out of memory{f' ({e})' if str(e) else ''}; use a machine with more memory, or less data",
+            error=True,
+        )
         return 2
-    except BrokenPipeError:  # nobody reads the output any more, as in `warpi list methods | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `warpi list methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

@@ -47,10 +47,10 @@ def audit(argv: list[str]) -> None:
         "train: training rows only; all: also rows held out for validation and testing (default: all; train if the "
         "test labels are known to be right)",
     )
-    parser.add("--threshold X", "wrong_probability above which a label is an issue (default: 0.5)", float, 0.5)
+    parser.add("--threshold X", "a label is an issue if its wrong_probability is above X (default: 0.5)", float, 0.5)
     parser.add(
         "--checked FILE.csv,...",
-        "lists of `warpi pick` with checked_label filled in (an alternative to `warpi review`)",
+        "lists from `warpi pick` whose column checked_label was filled in (instead of `warpi review`)",
     )
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to compute on", default="auto")
@@ -166,7 +166,7 @@ def pick(argv: list[str]) -> None:
     parser.add("--estimate FILE", "read a checked list and print the noise rate it implies", Path)
     parser.add("--picked FILE", "if --estimate reads an export of `warpi review`: the list that was reviewed", Path)
     add_trusted_output(parser, "with --estimate: write the checked rows as a set for `warpi fit --trusted`")
-    parser.add("--balanced", "with --export-trusted: write the same number of rows per class, leave out the rest")
+    parser.add("--balanced", "with --export-trusted: write the same number of rows per class and omit the rest")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     parser.add_output("--json", "with --estimate: write the estimate as JSON")
     add_copied_columns(parser)
@@ -185,7 +185,7 @@ def pick(argv: list[str]) -> None:
             raise UserError(f"--{name.replace('_', '-')} requires --estimate FILE, a list that a person has checked")
     required = {"N, the number of rows": given["n"], "--csv FILE": given["csv"]}
     if absent := [name for name, value in required.items() if value is None]:
-        raise UserError(f"warpi pick: required: {' and '.join(absent)}; or --estimate FILE for a checked list")
+        raise UserError(f"missing {' and '.join(absent)}; to use a checked list instead, pass --estimate FILE")
     from warpi.audit.pick import pick_from_data, pick_from_run
     from warpi.runs.spec import DataSpec
 
@@ -197,11 +197,12 @@ def pick(argv: list[str]) -> None:
         picked = pick_from_run(given["n"], given["run"], device=given["device"], **options)
     else:
         if "data" not in settings:
-            raise UserError("warpi pick: a run folder after N, or --data, is required")
+            raise UserError("missing the data: pass a run folder after N, or --data")
         picked = pick_from_data(given["n"], DataSpec(**settings), coverage=given["coverage"], **options)
     picked.to_csv(given["csv"])
     n_random = int(picked.random.sum())
-    rows, n_informative = format_count(len(picked.row), "row"), len(picked.row) - n_random
+    rows = format_count(len(picked.row), "row")
+    n_informative = len(picked.row) - n_random
     say(f"{given['csv']}: {rows} to check: {n_random} random and {n_informative} informative")
     if given["run"] is not None:
         run, listed = (shlex.quote(str(given[name])) for name in ("run", "csv"))

@@ -29,8 +29,8 @@ class Finding(NamedTuple):
 def check(argv: list[str]) -> None:
     parser = Parser(
         "warpi check",
-        "Say what a run folder or data is, whether it is complete, which files it refers to, and what opening it "
-        "does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
+        "Describe a run folder or data: what it is, whether it is complete, which files it refers to, and what opening "
+        "it does. Nothing is trained, written or executed. The exit code is 1 if there is a problem. Without a path, "
         "`warpi --use FILE.py check` checks the methods of FILE.py on small generated data: whether they train, "
         "predict probabilities, depend on the seed only, resume exactly and state what they need. The exit code is "
         "then 2 if a check fails.",
@@ -96,7 +96,7 @@ def _inspect_run(path: Path) -> Iterator[Finding]:
     yield from _links_that_leave(path)
     names = dict(_files_of(spec))
     for name, value in names.items():
-        state = "exists" if os.path.exists(value) else "there is no such file here"
+        state = "exists" if os.path.exists(value) else "does not exist here"
         yield Finding("refers to", f"{name} {value} ({state})")
     what = f"also the files above: {', '.join(names)}" if names else "no other files"
     yield Finding("opening", "predict and report read only this folder and the new rows")
@@ -120,7 +120,7 @@ def _check_files(folder: "RunFolder") -> Iterator[Finding]:
     for name, read in parts:
         try:
             read()
-            yield Finding("files", f"{name}: right")
+            yield Finding("files", f"{name}: correct")
         except UserError as error:
             yield Finding("files", str(error), True)
 
@@ -156,7 +156,7 @@ def _inspect_data_folder(path: Path) -> Iterator[Finding]:
         yield Finding("kind", f"features of {manifest.get('source')}")
         try:
             rows = sum(map(len, folder.read_shards(manifest)))
-            yield Finding("files", f"{rows:,} vectors, checksums: right")
+            yield Finding("files", f"{rows:,} vectors, checksums: correct")
         except UserError as error:
             yield Finding("files", str(error), True)
     else:

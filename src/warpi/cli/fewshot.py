@@ -1,6 +1,5 @@
 """`warpi fewshot fit | evaluate | plot`."""
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -219,7 +218,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as e:
-        raise argparse.ArgumentTypeError(f"expected integers such as 1,5,10, got {text!r}") from e
+        raise UserError(f"expected integers such as 1,5,10, got {text!r}") from e
 
 
 def _write_rows(path: Path | None, rows: list[dict[str, Any]]) -> None:

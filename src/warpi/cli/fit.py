@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # candidates in the table at the end
 WITHOUT_TRUSTED = (
-    "without trusted rows the accuracy is not known, and mistakes that follow a pattern cannot be seen; five checked "
-    "rows per class (`warpi pick`, `warpi review`) help most: on nine tables with 40 % of the labels of each class "
-    "mistaken for another one, they raised the accuracy from 74 to 83 %"
+    "without trusted rows, the accuracy is unknown, and mistakes that follow a pattern look like right labels; check "
+    "five rows per class with `warpi pick` and `warpi review`: on nine tables with 40 % of the labels of each class "
+    "changed to one other class, this raised the accuracy from 74 to 83 %"
 )
 HELP = """usage: warpi fit --data DATA [--trusted FILE] --out DIR [flags]
 
@@ -201,7 +201,7 @@ def compare(argv: list[str]) -> None:
     not_data = ("run", "methods", "folds", "budget", "out", "seed", "device")
     data = to_written_names({name: value for name, value in given.items() if name not in not_data})
     if (given["run"] is None) == ("data" not in data) or (given["run"] is None) != (given["out"] is not None):
-        raise UserError("warpi compare: pass either a run folder, or --data and --out for a new run")
+        raise UserError("pass either a run folder, or --data and --out for a new run; see warpi compare --help")
     budget = parse_seconds(given["budget"])
     if given["run"] is not None:
         run = reopen(given["run"], given["device"])
@@ -327,7 +327,7 @@ def _make_parser(method: str) -> Parser:
     parser.add("--device auto|cpu|cuda", "device to train on", default="auto")
     parser.add("--devices N", "processes that share each batch, one per GPU (default: 1)", int)
     parser.add("--nodes N", "print the commands that start --devices processes on each of N machines", int)
-    parser.add("--restarts N", "times to start again if one of several processes dies (default: 3)", int, 3)
+    parser.add("--restarts N", "how often to restart if one of several processes dies (default: 3)", int, 3)
     parser.add("--batch-per-rank", "batch sizes count one process; the learning rate grows with their number")
     parser.add("--threads N", "number of CPU threads, on which results depend", int)
     parser.add("--checkpoint-seconds X", "seconds between checkpoints (default: 300)", float, 300.0)

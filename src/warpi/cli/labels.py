@@ -30,12 +30,12 @@ def add_probability_flags(parser: Parser) -> None:
     parser.add("--label COLUMN", "column of --data with the labels (default: label)")
     parser.add(
         "--labels FILE",
-        "the given labels, one per row: .npy, or a table with the column label (no file for `warpi fit --labels`)",
+        "the given labels, one per row: .npy, or a table with the column label (not the file of `warpi fit --labels`)",
         Path,
     )
     parser.add(
         "--trusted FILE",
-        "table with the columns row (from 0) and true_label of checked rows (no file for `warpi fit --trusted`)",
+        "table with the columns row (from 0) and true_label of checked rows (not the file of `warpi fit --trusted`)",
         Path,
     )
     parser.add("--classes A,B,...", "the class of each column of the probabilities (default: the class names, sorted)")
@@ -46,7 +46,7 @@ def check_probability_flags(given: dict[str, Any]) -> None:
     """Check that there is either a run or probabilities; `--out` sets `--csv` and `--json`."""
     if not given["probabilities"]:
         if given["run"] is None:
-            raise UserError("warpi audit: DIR, a finished run folder, or --probabilities FILE is required")
+            raise UserError("missing DIR, a finished run folder, or --probabilities FILE")
         if wrong := [name for name in _NEED_PROBABILITIES if given[name] is not None]:
             raise UserError(f"--{wrong[0]} can only be used with --probabilities FILE; a run defines its data")
         return
@@ -170,7 +170,7 @@ def label_studio(argv: list[str]) -> None:
     parser.add("--field NAME", "field with the images (default: found by the names of the files)")
     parser.add("--consensus", "label tasks by the most probable class (`warpi annotators`), not by majority")
     parser.start_group("export")
-    parser.add("--tasks FILE", "add the suggestions to this export, which the data was imported from", Path)
+    parser.add("--tasks FILE", "the export from which the data was imported; suggestions are added to its tasks", Path)
     parser.add("--issues", "write only the tasks whose labels are probably wrong, and those that were decided")
     parser.add("--decisions", "also write the decisions of `warpi review` as annotations")
     parser.add("--reviewer N", "with --decisions: number of the Label Studio user who made them", int)

@@ -14,7 +14,11 @@ def predict(argv: list[str]) -> None:
     parser = Parser("warpi predict", "Predict the classes of new rows with the classifier of a run.")
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run folder")
     parser.add("--data PATH", "new rows, of the same kind as the run's data; labels are optional", required=True)
-    parser.add_output("--csv", "write row, ids, predicted, probability, p_CLASS ...", required=True)
+    parser.add_output(
+        "--csv",
+        "file to write: row, ids, predicted class, its probability, and one column p_CLASS per class",
+        required=True,
+    )
     parser.add("--missing fill|error", "fill missing cells of a table, or refuse them (default: as in training)")
     parser.add(
         "--unknown ignore|error", "ignore or refuse values that training rows do not have (default: as in training)"
@@ -81,11 +85,11 @@ def convert(argv: list[str]) -> None:
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="a table, or a folder of .parquet or saved by `datasets`; or a folder or a list of images",
+        help="a table, a folder of .parquet files or one saved by `datasets`, or a folder or list of images",
     )
     parser.add(
         "--out FILE",
-        "a .npy file of features (labels and columns get names that start like it), or a .parquet list of images",
+        "a .npy file of features (labels and columns are written next to it), or a .parquet list of images",
         Path,
         required=True,
     )
@@ -103,8 +107,8 @@ def convert(argv: list[str]) -> None:
         return
     if given["root"] is not None:
         raise UserError("--root can only be used with a list of images; set --out FILE.parquet, or omit --root")
-    from warpi.datasets.columns.convert import convert_table
     from warpi.datasets.columns.encode import TableOptions
+    from warpi.datasets.columns.to_npy import convert_table
 
     options = TableOptions(tuple(read_names(given["types"])), missing=given["missing"], unknown=given["unknown"])
     drop = read_names(given["drop"])

@@ -97,7 +97,7 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "--accept-above P", "accept all suggestions that are more probable than P without looking at them", float
     )
     parser.add("--undo-accepted", "take back the last --accept-above")
-    parser.add("--balanced", "with --export-trusted: write the same number of rows per class, leave out the rest")
+    parser.add("--balanced", "with --export-trusted: write the same number of rows per class and omit the rest")
     parser.add_argument("--unbalanced", action="store_true", help=SUPPRESS)  # the default
     add_copied_columns(parser)
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
@@ -107,11 +107,11 @@ def _read_flags(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {name: given[name] for name in READ if name in given}
     run = given["run"]
     if (run is None) == ("data" not in settings):
-        raise UserError("warpi review: pass either a run folder, or --data for data without a run")
+        raise UserError("pass either a run folder, or --data for data without a run; see warpi review --help")
     if run is not None and settings:
-        raise UserError(f"warpi review: the run defines its data; omit --{next(iter(settings)).replace('_', '-')}")
+        raise UserError(f"the run defines its data; omit --{next(iter(settings)).replace('_', '-')}")
     if run is None and given["out"] is None:
-        raise UserError("warpi review: --out, the folder for the decisions, is required")
+        raise UserError("missing --out DIR, the folder for the decisions, which data without a run needs")
     return given, settings
 
 
@@ -159,7 +159,7 @@ def correct(argv: list[str]) -> None:
     parser.add("--device auto|cpu|cuda", "device to audit the run on", default="auto")
     given = parser.read(argv)
     if given["out"] is None and given["hf"] is None:
-        raise UserError("warpi correct: --out FILE or --hf FOLDER is required")
+        raise UserError("missing --out FILE or --hf FOLDER, where to write the corrected data")
     from warpi.review.correct import correct as correct_run, save_dataset, write_corrections, write_trusted_set
     from warpi.review.progress import audit_concerns
 
@@ -182,8 +182,8 @@ def correct(argv: list[str]) -> None:
 
 
 def _export(session: "ReviewSession", given: Mapping[str, Any]) -> None:
-    from warpi.review.corrected_labels import dropped_rows, write_corrected
     from warpi.review.export import fit_command, write_trusted
+    from warpi.review.reviewed_labels import dropped_rows, write_corrected
 
     items = session.items
     decisions = session.store.current_decisions()
@@ -227,7 +227,7 @@ def _serve(session: "ReviewSession", given: Mapping[str, Any]) -> None:
             args = (people.items_of(name), store, session.folder, session.settings, session.blind)
             sessions[name] = ReviewSession(*args, people, name)
     elif given["overlap"] is not None:
-        raise UserError("warpi review: --overlap can only be used with --people")
+        raise UserError("--overlap can only be used with --people")
     with Server(session, given["port"], host, sessions, tls) as server:
         say(server.link, flush=True)
         for name, token in server.tokens.items():
@@ -286,7 +286,7 @@ def _how_to_open(people: bool) -> str:
 
 def _read_tls(given: Mapping[str, Any]) -> tuple[Path, Path] | None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
-        raise UserError("warpi review: set both --tls-cert and --tls-key")
+        raise UserError("set both --tls-cert and --tls-key")
     return None if given["tls_cert"] is None else (given["tls_cert"], given["tls_key"])
 
 

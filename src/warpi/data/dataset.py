@@ -101,8 +101,7 @@ class Dataset:
         """Make a data set from the inputs and labels of `train` and, if present, `test` and `trusted`.
 
         `clean`, `trusted`, `given`, `before_audit` and `before_person` [N] describe the training rows, `meta_given` the
-        trusted ones.
-        If `trusted` is None and only some rows have a clean label, these rows are the trusted ones.
+        trusted ones. If `trusted` is None and only some rows have a clean label, these rows are the trusted ones.
         """
         clean = _if_any_known(clean)
         if trusted is None and clean is not None and bool((clean < 0).any()):

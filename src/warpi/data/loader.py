@@ -1,9 +1,11 @@
 """Shuffled batches of a split, in an order that depends only on a seed."""
 
 import itertools
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -17,6 +19,7 @@ from warpi.errors import UserError
 from warpi.utils import distributed
 from warpi.utils.seeding import derive, generator
 
+SMALL_SPLIT = 2**20  # values; the inputs of a smaller split are normalized once and kept together
 BLOCK_ROWS = 8192
 MIXED_BLOCKS = 16
 
@@ -99,6 +102,12 @@ class Loader:
                 self.count = k + 1
                 yield Planned.of(self, k)
             return
+        if self._inputs is not None:
+            for k in itertools.count(start) if stop is None else range(start, stop):
+                index = self.index(k)[self.share]
+                self.count = k + 1
+                yield self.split.make_batch(index, (self._inputs[index.to(self._inputs.device)],) * self.views, None)
+            return
         pending: deque[Tensor] = deque()  # a stream may read ahead of the batches that were returned
 
         def plan() -> Iterator[tuple[Tensor, int]]:
@@ -118,6 +127,18 @@ class Loader:
                 yield self.split.make_batch(index, read.views, read.kept)
             elif k - last_used >= self.per_pass:  # an entire pass without a usable batch
                 raise UserError(f"too few of {len(self.split)} examples can be read: no batch has two; fix the files")
+
+    @cached_property
+    def _inputs(self) -> Tensor | None:
+        """The normalized inputs of a small split that is not augmented.  [N, ...]"""
+        examples = self.split.examples
+        if not (isinstance(examples, TensorExamples) and self.resident) or (self.augment and examples.crop):
+            return None
+        has_own_stream = type(examples).stream is not TensorExamples.stream
+        if has_own_stream or len(self.split) * math.prod(examples.shape) > SMALL_SPLIT:
+            return None
+        rows = self.split.rows.to(examples.device)
+        return examples.read(rows, torch.Generator(examples.device), augment=False)[0]
 
     def _cut(self, read: ReadBatch, size: int) -> tuple[ReadBatch, int]:
         """Cut the share to the size of the smallest share of all ranks. Return it and its size."""

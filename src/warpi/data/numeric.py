@@ -27,7 +27,7 @@ class NumberColumn:
     kind: ClassVar[str] = "number"
     fill: float | None = None  # the median, which replaces missing cells; None: not known (older versions)
     marks_gaps: bool = False
-    notation: str = "plain"  # how the cells are written, see `datasets.columns.choose.find_notation`
+    notation: str = "plain"  # how the cells are written, see `datasets.columns.parse_cells.find_notation`
 
     @property
     def width(self) -> int:

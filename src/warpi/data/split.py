@@ -1,5 +1,6 @@
 """Sets of rows, and a set of rows with their given labels."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +54,13 @@ class Split:
             self.examples.release(self.rows[chunk])
         if unread == len(self) > 0:
             raise UserError(f"none of the {len(self)} examples can be read for evaluation; fix or remove them")
+
+    def to_vectors(self) -> Tensor:
+        """All inputs as vectors in memory; zeros for inputs that cannot be read.  [N, D] float32"""
+        x = torch.zeros(len(self), math.prod(self.examples.shape), dtype=torch.float32, device=self.examples.device)
+        for batch in self.batches(1000):
+            x[batch.rows] = batch.x.flatten(1).float()
+        return x
 
     def _announced(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
         """The rows of each chunk, which are about to be read."""

@@ -15,7 +15,7 @@ from warpi.data.dataset import Dataset, NewInputs
 from warpi.data.examples import Scale, TensorExamples
 from warpi.data.mapped import MappedExamples, RawRows
 from warpi.data.numeric import ROUNDING, Columns, Features, make_features, needs_float64
-from warpi.datasets.columns.convert import read_table_form
+from warpi.datasets.columns.to_npy import read_table_form
 from warpi.datasets.delimited_files import check_suffix, parse_numbers, reading, shorten_list
 from warpi.datasets.label_columns import OLD_NAMES, find_trusted_column, warn_old_name
 from warpi.datasets.labels import CodedLabels, check_counts, parse_marks, sort_classes

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.errors import UserError, format_count
+from warpi.errors import UserError, format_count, nearest_path
 from warpi.utils.limits import check_regular, limit, refuse
 from warpi.utils.settings import join_names
 
@@ -65,7 +65,9 @@ def reading(what: object) -> Iterator[None]:
         yield
     except OSError as e:
         reason = e.strerror or str(e).partition("\n")[0]
-        raise UserError(f"cannot read {what}: {reason}; check the path and its permissions") from e
+        near = nearest_path(what) if isinstance(e, FileNotFoundError) else None
+        advice = "check the path and its permissions" if near in (None, str(what)) else f"did you mean {near!r}?"
+        raise UserError(f"cannot read {what}: {reason}; {advice}") from e
     except UnicodeDecodeError as e:
         raise UserError(f"{what} is not UTF-8 text ({e.reason} at byte {e.start}); save it as UTF-8") from e
 

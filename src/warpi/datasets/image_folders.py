@@ -298,17 +298,12 @@ def make_image_dataset(
     lists: Mapping[str, ImageList],
     *,
     top: Path | None = None,
-    clean: Tensor | None = None,
-    trusted: Tensor | None = None,
-    test_is_clean: bool = False,
-    given: Tensor | None = None,
-    meta_given: Tensor | None = None,
-    before_audit: Tensor | None = None,
-    before_person: Tensor | None = None,
+    **facts: Any,
 ) -> Dataset:
     """Make a data set from the images of train, test and trusted. In memory, it has no unreadable images.
 
-    If `size` or `in_memory` is None, it depends on the size of the images and the memory they need.
+    If `size` or `in_memory` is None, it depends on the size of the images and the memory they need. `facts` describe
+    the labels, as in `Dataset.from_parts`.
     """
     size = default_size(lists["train"].examples(PHOTO)) if size is None else size
     if in_memory is None:
@@ -323,20 +318,8 @@ def make_image_dataset(
             y = y[kept[part]]
         parts[part] = examples, y
     paths = take_paths(lists["train"].paths, kept["train"].nonzero()[:, 0].tolist())
-
-    def keep(values: Tensor | None, part: str = "train") -> Tensor | None:
-        return None if values is None else values[kept[part]]
-
-    return Dataset.from_parts(
-        name,
-        parts,
-        classes,
-        clean=keep(clean),
-        trusted=keep(trusted),
-        test_is_clean=test_is_clean,
-        given=keep(given),
-        meta_given=keep(meta_given, "trusted"),
-        before_audit=keep(before_audit),
-        before_person=keep(before_person),
-        files=Files(str(lists["train"].root), paths, str(top) if top else None),
-    )
+    for fact, values in facts.items():
+        if isinstance(values, Tensor):
+            facts[fact] = values[kept["trusted" if fact == "meta_given" else "train"]]
+    files = Files(str(lists["train"].root), paths, str(top) if top else None)
+    return Dataset.from_parts(name, parts, classes, files=files, **facts)

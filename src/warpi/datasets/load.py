@@ -13,9 +13,9 @@ from warpi.data.numeric import Columns, Embedded, Features
 from warpi.data.placeholder import PlaceholderExamples
 from warpi.data.sparse import SparseExamples
 from warpi.datasets.arrays import read_arrays, read_new_arrays
-from warpi.datasets.columns.convert import read_table_form
 from warpi.datasets.columns.encode import TableOptions
 from warpi.datasets.columns.raw import is_text_folder
+from warpi.datasets.columns.to_npy import read_table_form
 from warpi.datasets.delimited_files import TABLE_SUFFIXES, reading
 from warpi.datasets.embedding.dataset import embed_second, read_features, read_new_vectors
 from warpi.datasets.embedding.folder import is_features

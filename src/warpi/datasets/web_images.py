@@ -134,16 +134,13 @@ def _list_numbered(folder: Path) -> ImageList:
     with reading(folder):
         if not folder.is_dir():
             raise UserError(f"no folder {folder}; unpack raw_image.zip of ANIMAL-10N, or choose another folder")
-        names = []
-        for name in os.listdir(folder):
-            if name.lower().endswith((".jpg", ".jpeg", ".png")) and not name.startswith("."):
-                names.append(name)
+        is_image = lambda name: name.lower().endswith((".jpg", ".jpeg", ".png")) and not name.startswith(".")
+        names = sorted(filter(is_image, os.listdir(folder)))
         if len(names) > limit("FILES"):
             raise refuse(folder, "contains too many files", "FILES")
     for name in names:
         if not re.match(r"[0-9]_", name):
             raise UserError(f"{folder / name}: the name must begin with the class 0..9 and _, as in 3_12345.jpg")
-    names.sort()
     return ImageList(folder, names, [int(name[0]) for name in names])
 
 

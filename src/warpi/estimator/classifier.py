@@ -48,10 +48,10 @@ _SETTING = "settings__"  # prefix of the parameters that are settings
 _FIT_LOCK = threading.RLock()  # only one thread of a process fits at a time
 _ANY: dict[str, Any] = {"accept_sparse": "csr", "allow_nd": True, "ensure_all_finite": "allow-nan"}
 _NO_TRUSTED = {
-    False: "There are no trusted examples (X_trusted, y_trusted or trusted), so {} is trained without any, and no "
-    "honest accuracy is known. Five checked rows per class show mistakes that follow a pattern, and help most if many "
+    False: "There are no trusted examples (X_trusted, y_trusted or trusted), so {} is trained without any, and its "
+    "accuracy is unknown. Five checked rows per class reveal mistakes that follow a pattern, and help most if many "
     "labels are wrong. docs/estimator.md has the figures.",
-    True: "{} needs trusted examples, but there are none (X_trusted, y_trusted or trusted). Instead, rows are used "
+    True: "{} needs trusted examples, but there are none (X_trusted, y_trusted or trusted). They are replaced by rows "
     "whose labels agree with networks that were not trained on them. docs/estimator.md says how much accuracy this "
     "costs.",
 }

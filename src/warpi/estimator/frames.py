@@ -9,15 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpi.data.numeric import DateColumn, NumberColumn
-from warpi.datasets.columns.choose import (
-    MANY_CATEGORIES,
-    RARE,
-    Chooser,
-    Notes,
-    find_date_order,
-    read_days,
-    read_numbers,
-)
+from warpi.datasets.columns.choose import MANY_CATEGORIES, RARE, Chooser, Notes
+from warpi.datasets.columns.parse_cells import find_date_order, read_days, read_numbers
 from warpi.datasets.columns.raw import Raw, Words
 from warpi.errors import UserError, format_count
 

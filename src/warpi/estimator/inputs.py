@@ -300,7 +300,8 @@ def add_classes(classes: NDArray[Any], y_trusted: Any) -> NDArray[Any]:
     They are mistakes.
     """
     known = classes.tolist()
-    types, names = {type(label) for label in known}, {bare_name(str(label)) for label in known}
+    types = {type(label) for label in known}
+    names = {bare_name(str(label)) for label in known}
     labels = {label for label in np.asarray(y_trusted, dtype=object).ravel().tolist() if type(label) in types}
     new = [label for label in labels.difference(known) if label == label and bare_name(str(label)) not in names]
     if not new:

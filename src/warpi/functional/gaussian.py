@@ -23,7 +23,7 @@ class DiagGaussian(NamedTuple):
         b, *rest = self.mean.shape
         like = self.mean
         draw = lambda total: torch.randn((n, total, *rest), generator=generator, device=like.device, dtype=like.dtype)
-        return self.mean + self.std * distributed.draw_share(b, draw, dim=1)
+        return torch.addcmul(self.mean, self.std, distributed.draw_share(b, draw, dim=1))
 
     def kl(self, other: "DiagGaussian") -> Tensor:
         """KL[self || other], summed over the last dimension.  [...]"""

@@ -22,6 +22,14 @@ def mean_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(z, y).mean()
 
 
+def cross_entropy_gradient(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of a batch and its gradient (p - y) / B at z, without autograd.  z [B, K], y -> [], [B, K]"""
+    log_p = F.log_softmax(z.T.contiguous(), dim=0)  # [K, B]: on a CPU, a softmax over a short last dimension is slow
+    loss = -log_p.gather(0, y[None]).mean()
+    target = torch.zeros_like(log_p).scatter_(0, y[None], 1)
+    return loss, (log_p.exp_() - target).T / len(z)
+
+
 def rectified_cross_entropy(v: Tensor, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of L rectified logits v_l z, and its gradient u at z.  v [L, B, K], z, y -> [], [B, K]
 
@@ -35,30 +43,32 @@ def rectified_cross_entropy(v: Tensor, z: Tensor, y: Tensor) -> tuple[Tensor, Te
 
 
 class _Rectified(torch.autograd.Function):
+    # The tensors are transposed: on a CPU, sums over the last dimension are slow if it is short.
+
     @staticmethod
     def forward(ctx: Any, v: Tensor, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        vz = v * z
-        top = vz.amax(-1, keepdim=True)
-        p = (vz - top).exp_()
-        total = p.sum(-1, keepdim=True)
-        p /= total
-        target = torch.zeros_like(z).scatter_(-1, y[:, None], 1)
-        error = p - target
-        loss = (total.log() + top).mean() - (vz.mean(0) * target).sum() / len(z)
+        v = v.transpose(1, 2).contiguous()  # [L, K, B]
+        z = z.T.contiguous()  # [K, B]
+        log_p = (v * z).log_softmax(1)
+        loss = -log_p.mean(0).gather(0, y[None]).mean()
+        p = log_p.exp_()
+        error = p - torch.zeros_like(z).scatter_(0, y[None], 1)
         ctx.save_for_backward(v, z, p, error)
         ctx.mark_non_differentiable(loss)
-        return loss, (v * error).mean(0) / len(z)
+        return loss, (v * error).mean(0).T / len(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor, w: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of <u, w> at v_l: [w (p_l - y) + z p_l (v_l w - <p_l, v_l w>)] / (L B)."""
         v, z, p, error = ctx.saved_tensors
+        w = w.T.contiguous() / (len(v) * z.shape[1])
         vw = v * w
-        vw -= (p * vw).sum(-1, keepdim=True)
+        vw -= (p * vw).sum(1, keepdim=True)
         vw *= p
         vw *= z
-        return (error * w + vw) / (len(v) * len(z)), None, None
+        vw.addcmul_(error, w)
+        return vw.transpose(1, 2).contiguous(), None, None
 
 
 def soft_cross_entropy(z: Tensor, q: Tensor) -> Tensor:

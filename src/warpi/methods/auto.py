@@ -44,13 +44,14 @@ class ScikitModel(Protocol):
 class Auto(Method):
     """Fits forests, logistic regressions and kernel regressions in several ways, and predicts with a mixture of them.
 
-    Candidates: models on all rows, with more weight on the trusted rows, without the rows that confident learning
-    doubts, on the trusted rows alone, and on labels that are re-estimated with the transition matrix T. All of them
-    predict rows that they were not trained on (out of bag or cross-validated). Weights on the simplex maximize the
-    likelihood of the trusted labels under a prior; the trusted rows alone decide if they are clearly better.
+    The candidates are models trained on all rows (also with more weight on the trusted rows, or without the rows that
+    confident learning doubts), on the trusted rows alone, and on labels re-estimated with the transition matrix T. All
+    of them predict rows that they were not trained on (out of bag or cross-validated). Weights on the simplex maximize
+    the likelihood of the trusted labels under a prior. If models of the trusted rows alone are clearly better, they
+    are used instead.
 
-    Images become `PatchFeatures` first. It fits once, in the first epoch; further epochs of a recipe repeat its
-    results. `docs/methods/auto.md` has the algorithm.
+    Images become `PatchFeatures` first. The models are fitted once, in the first epoch; further epochs of a recipe
+    repeat the results. `docs/methods/auto.md` has the algorithm.
     Reference: Wolpert, Stacked Generalization, Neural Networks, 1992.
     """
 

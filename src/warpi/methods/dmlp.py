@@ -1,5 +1,6 @@
 """DMLP: decoupled meta label purifier."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,6 @@ from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.functional.losses import one_hot, soft_cross_entropy
 from warpi.training.method import Log, Method, descend
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.utils.settings import setting
 
 _MOST_FEATURES = 20_000  # the closed form solves a system of this size
@@ -43,9 +42,8 @@ class DMLP(Method):
     rounds: int = setting(20, "number of corrections of the labels", low=1)
     momentum_of_labels: float = setting(0.9, "share of the labels that an extrinsic correction keeps", 0, 1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        self.Y = one_hot(task.train.y, task.n_classes)  # [N, K]
+    def create_state(self) -> None:
+        self.Y = one_hot(self.task.train.y, self.task.n_classes)  # [N, K]
 
     def before_epoch(self, t: int) -> None:
         if t == 0:
@@ -90,16 +88,10 @@ def to_simplex(Y: Tensor) -> Tensor:
 
 def _features(split: Split) -> Tensor:
     """All inputs of a split as vectors, and a constant.  [N, D + 1]"""
-    F = split.y.new_zeros(0)
-    for batch in split.batches(1000):
-        if not len(F):
-            size = batch.x[0].numel() + 1
-            if size > _MOST_FEATURES:
-                raise UserError(
-                    f"dmlp solves a linear system with one equation per feature, and {size - 1} are too many; compute "
-                    "features with `warpi embed` first, or choose another method"
-                )
-            F = batch.x.new_zeros(len(split), size, dtype=torch.float32)
-        F[batch.rows, :-1] = batch.x.flatten(1).float()
-        F[batch.rows, -1] = 1
-    return F
+    size = math.prod(split.examples.shape)
+    if size >= _MOST_FEATURES:
+        raise UserError(
+            f"dmlp solves a linear system with one equation per feature, and {size} are too many; compute features "
+            "with `warpi embed` first, or choose another method"
+        )
+    return torch.nn.functional.pad(split.to_vectors(), (0, 1), value=1.0)

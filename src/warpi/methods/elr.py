@@ -16,7 +16,7 @@ from warpi.utils.settings import setting
 
 @dataclass
 class ELR(Method):
-    """Pull predictions towards a running average of past ones, which were made before memorization set in.
+    """Pull predictions toward their running average, which forms before the network memorizes wrong labels.
 
         t_i <- beta t_i + (1 - beta) p_i                                   running mean of the predictions     Eq. (9)
         L   = 1/B sum_i CE(p_i, y_i) + lambda log(1 - <p_i, t_i>)          p_i = softmax(F(x_i))               Eq. (6)
@@ -118,12 +118,12 @@ class ELRPlus(Method):
 
 
 def memory_regularizer(z: Tensor, t: Tensor) -> Tensor:
-    """log(1 - <p, t>), which decreases as the prediction p moves towards the memory t.  [B, K], [B, K] -> [B]"""
+    """log(1 - <p, t>), which decreases as the prediction p moves toward the memory t.  [B, K], [B, K] -> [B]"""
     return torch.log(1 - (_cut(z) * t).sum(dim=1))
 
 
 def update_memory(memory: Tensor, rows: Tensor, z: Tensor, kept: float) -> Tensor:
-    """Move the memory of some rows towards their current predictions, and return it.  [N, K] -> [B, K]"""
+    """Move the memory of some rows toward their current predictions, and return it.  [N, K] -> [B, K]"""
     p = _cut(z.detach())
     t = kept * memory[rows] + (1 - kept) * p / p.sum(dim=1, keepdim=True)
     memory[rows] = t

@@ -1,6 +1,5 @@
 """GLC: gold loss correction."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,6 @@ from warpi.functional.losses import cross_entropy
 from warpi.functional.transition import forward_loss, from_trusted
 from warpi.training.method import Log, Method, descend
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe
-from warpi.training.task import Task
 from warpi.training.warmup import restart, warmup_epochs
 from warpi.utils.settings import setting
 
@@ -36,23 +33,21 @@ class GLC(Method):
 
     warmup: float = setting(0.3, "fraction of the epochs before the corruption matrix is estimated", low=0, high=1)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        assert task.meta is not None  # see needs_meta
-        self.gold = len(task.meta) / (len(task.meta) + len(task.train))  # M / (N + M)
-        self.C = torch.eye(task.n_classes, device=task.train.y.device)
-        self.switch = warmup_epochs(self.warmup, recipe.epochs)
+    def create_state(self) -> None:
+        assert self.task.meta is not None  # see needs_meta
+        self.gold = len(self.task.meta) / (len(self.task.meta) + len(self.task.train))  # M / (N + M)
+        self.C = torch.eye(self.task.n_classes, device=self.task.train.y.device)
+        self.switch = warmup_epochs(self.warmup, self.recipe.epochs)
         self.measured = False
         self.schedule_starts = [0, self.switch]
 
-    def epoch(self, t: int) -> Iterator[Log]:
+    def before_epoch(self, t: int) -> None:
         if t >= self.switch and not self.measured:
-            assert self.task.meta is not None
+            assert self.task.meta is not None  # see needs_meta
             rows, z = predict_rows(self.predictors[0], self.task.meta)
             self.C.copy_(from_trusted(z.softmax(1), self.task.meta.y[rows]))
             restart(self)
             self.measured = True
-        yield from super().epoch(t)
 
     def step(self, batch: Batch) -> Log:
         if not self.measured:

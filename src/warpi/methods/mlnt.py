@@ -35,7 +35,7 @@ def synthesize_labels(h: Tensor, y: Tensor, n: int, share: float, k: int, genera
 
 @dataclass
 class MLNT(Method):
-    """Train the network so that steps towards synthetic wrong labels barely change its predictions.
+    """Train the network so that steps toward synthetic wrong labels barely change its predictions.
 
         y_m       : labels of the batch, a fraction of them replaced by the label of a near neighbor, m = 1..M
         theta_m   = theta - a d/dtheta CE(F(x; theta), y_m)
@@ -56,7 +56,7 @@ class MLNT(Method):
     updates: int = setting(10, "number M of synthetic label sets per batch", low=1)
     share: float = setting(0.5, "fraction of the labels of a batch that are replaced", low=0, high=1)
     neighbours: int = setting(10, "number of nearest neighbors from which a replacement label is drawn", low=1)
-    fast_lr: float = setting(0.02, "learning rate of the steps towards synthetic labels", low=0)
+    fast_lr: float = setting(0.02, "learning rate of the steps toward synthetic labels", low=0)
     warm_up: float = setting(0.1, "fraction of the epochs with cross-entropy only", low=0, high=1)
     ramp: float = setting(0.2, "fraction of the epochs in which the weight of J rises to 1", low=0, high=1)
     averaging: tuple[float, ...] = setting((0.99, 0.999), "fraction of the teacher kept (ramp, later)", low=0, high=1)
@@ -86,7 +86,7 @@ class MLNT(Method):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Move the teacher towards the network; in the warm-up, copy the network."""
+        """Move the teacher toward the network; in the warm-up, copy the network."""
         torch._foreach_lerp_(list(self.teacher.parameters()), list(self.net.parameters()), 1 - self.keep)
         if self.warm:
             for averaged, current in zip(self.teacher.buffers(), self.net.buffers(), strict=True):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from warpi.data.batch import Batch
-from warpi.data.split import Split
 from warpi.functional.losses import one_hot
 from warpi.functional.transition import from_given, from_trusted
 from warpi.training.method import Log, Method, OutOfSample
@@ -72,7 +71,7 @@ class WANN(Method):
         assert isinstance(net, Neighbors)
         splits = [self.task.train, *([self.task.meta] if self.task.meta is not None else [])]
         n = len(self.task.train)
-        net.x = net.embed(torch.cat([_read(split) for split in splits]))
+        net.x = net.embed(torch.cat([split.to_vectors() for split in splits]))
         net.y = torch.cat([split.y for split in splits])
         net.trusted = torch.arange(len(net.y), device=net.y.device) >= n
         near = net.find(net.x, self.k_max, leave_out=True)
@@ -95,16 +94,6 @@ class WANN(Method):
     @property
     def uses_trusted(self) -> bool:
         return True
-
-
-def _read(split: Split) -> Tensor:
-    """All inputs of a split as vectors.  [N, D]"""
-    x = split.y.new_zeros(0)
-    for batch in split.batches(1000):
-        if not len(x):
-            x = batch.x.new_zeros(len(split), batch.x[0].numel())
-        x[batch.rows] = batch.x.flatten(1)
-    return x.float()
 
 
 def adaptive_sizes(y: Tensor, near: Tensor, n_classes: int, k_min: int, k_max: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""WarPI: a meta-network rescales the logits before the loss, so that wrong labels pull less on the classifier."""
+"""WarPI: a meta-network rescales the logits before the loss, which weakens the influence of wrong labels."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,15 +9,13 @@ from torch import Tensor, nn
 
 from warpi.data.batch import Batch
 from warpi.functional.gaussian import DiagGaussian
-from warpi.functional.losses import cross_entropy, one_hot, rectified_cross_entropy
+from warpi.functional.losses import cross_entropy, cross_entropy_gradient, one_hot, rectified_cross_entropy
 from warpi.functional.transition import from_trusted
 from warpi.training.bilevel import WithGradient, bilevel_step
 from warpi.training.method import Log, Method, descend, evaluating
 from warpi.training.outputs import predict_rows
-from warpi.training.recipe import Recipe, adam
-from warpi.training.task import Task
+from warpi.training.recipe import adam
 from warpi.training.warmup import restart, warmup_epochs
-from warpi.utils.seeding import derive, seeded
 from warpi.utils.settings import setting
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -26,17 +24,18 @@ OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "unbounded": lambda s: 1 + s,  # the paper's Gaussian, shifted so that s = 0 leaves the logits unchanged
 }
 """Functions from a sample s = mu + sigma * eps to the rectifying vector v."""
-FIT_STEPS = 500  # steps of `fit_posterior`, with these settings
+# Settings of `fit_posterior`:
+FIT_STEPS = 500
 FIT_BATCH = 256
 FIT_LR = 1e-2
-FIT_NOISE = 0.5  # standard deviation of the noise on the logits, relative to theirs
+FIT_NOISE = 0.5  # noise that is added to the logits, as a multiple of their standard deviation
 
 
 @dataclass
 class WarPI(Method):
     """Warped probabilistic inference: a second network learns how far each given label can be trusted.
 
-    The logits are multiplied by a random vector that this meta-network proposes, before the loss is computed.
+    This meta-network proposes a random vector, by which the logits are multiplied before the loss is computed.
 
     F(x; theta) is the classifier. The meta-network V(z, y; phi) reads the logits z and the given label y of an example
     and returns the mean and variance of a rectifying vector v with one coordinate per class. One step updates phi,
@@ -89,21 +88,32 @@ class WarPI(Method):
     warmup: float = setting(0.3, "with --v-start: fraction of the epochs before the matrix is estimated", 0, 1)
     virtual_lr: float | None = setting(None, "step size alpha of the virtual step (default: the classifier's)", low=0)
 
-    def start(self, task: Task, recipe: Recipe) -> None:
-        super().start(task, recipe)
-        activation = nn.Tanh if self.activation == "tanh" else nn.ReLU
-        with seeded(derive(recipe.seed, "meta-network")):
-            V = MetaNet(task.n_classes, self.hidden, self.label_input, activation)
+    def create_state(self) -> None:
+        activation = Tanh if self.activation == "tanh" else nn.ReLU
+        V = self.recipe.make_module(
+            "meta-network", lambda: MetaNet(self.task.n_classes, self.hidden, self.label_input, activation)
+        )
         if self.mean_init == "zero":
             nn.init.zeros_(V.mean.weight)
         if self.log_var_init is not None:
             nn.init.zeros_(V.log_var.weight)
             nn.init.constant_(V.log_var.bias, self.log_var_init)
-        self.V = V.to(task.device)
+        self.V = V.to(self.task.device)
         self.meta_optimizer = adam(self.V.parameters(), self.meta_lr)
         if self.v_start:
-            self.is_warm = False
+            self.is_warm = False  # True when V has been fitted to the transition matrix
             self.schedule_starts = [0, self.switch]
+
+    @property
+    def switch(self) -> int:
+        """With `v_start`: the epoch in which V is fitted to the transition matrix and training starts again."""
+        return warmup_epochs(self.warmup, self.recipe.epochs)
+
+    def before_epoch(self, t: int) -> None:
+        if self.v_start and t >= self.switch and not self.is_warm:
+            self.start_from_transition()
+            restart(self)
+            self.is_warm = True
 
     def step(self, batch: Batch) -> Log:
         if self.v_start and not self.is_warm:
@@ -114,15 +124,12 @@ class WarPI(Method):
             proposals.append(self.V(z, batch.y))
             return rectified_cross_entropy(self.draw(proposals[-1]), z, batch.y)  # Eq. (9) and its gradient at z
 
-        def meta_loss(z: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(z, y).mean()  # Eq. (10)
-
         assert self.task.meta is not None  # see needs_meta
         log = bilevel_step(  # Eqs. (11) to (13)
             self,
             batch,
             WithGradient(rectified_loss),
-            meta_loss,
+            WithGradient(cross_entropy_gradient),  # Eq. (10)
             self.V.parameters(),
             self.meta_optimizer,
             self.virtual_lr,
@@ -147,20 +154,8 @@ class WarPI(Method):
             v = OUTPUTS[self.output](self.V(z, y).rsample(n, generator))  # [n, B, K]
         return (v * z).log_softmax(-1).gather(-1, y.expand(n, -1)[..., None])[..., 0]
 
-    def epoch(self, t: int) -> Iterator[Log]:
-        if self.v_start and t >= self.switch and not self.is_warm:
-            self.start_from_transition()
-            restart(self)
-            self.is_warm = True
-        yield from super().epoch(t)
-
-    @property
-    def switch(self) -> int:
-        """The epoch in which V is fitted to the transition matrix and training starts again."""
-        return warmup_epochs(self.warmup, self.recipe.epochs)
-
     def start_from_transition(self) -> None:
-        """Fit V to the T-posterior, with T and logits from the network that was trained on the noisy labels."""
+        """Fit V to the posterior under T. T and the logits are those of the network trained on the noisy labels."""
         assert self.task.meta is not None  # see needs_meta
         rows, z = predict_rows(self.net, self.task.meta)
         T = from_trusted(z.softmax(1), self.task.meta.y[rows])
@@ -195,28 +190,36 @@ class MetaNet(nn.Module):
 def fit_posterior(
     V: MetaNet, output: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, T: Tensor, generator: torch.Generator
 ) -> None:
-    """Fit the mean of V, so that the rectified loss has the gradient of forward correction with T at the logits.
+    """Fit the mean of V, so that the rectified loss and forward correction with T have the same gradient at the logits.
 
         u(v) = v (softmax(v z) - y)   close to   softmax(z) - q,   q_k proportional to softmax(z)_k T[k, y]
 
-    It is fitted at logits z [N, K] with given labels y [N], plus noise, and scaled by random factors, because logits
-    grow during training.
+    The logits z [N, K], which have the given labels y [N], get noise and random factors, because logits grow during
+    training.
     """
     layers = [p for name, p in V.named_parameters() if not name.startswith("log_var")]
     optimizer = torch.optim.Adam(layers, FIT_LR)
-    shape = FIT_BATCH, z.shape[1]
+    n_classes = z.shape[1]
     for step in range(FIT_STEPS):
         optimizer.param_groups[0]["lr"] = FIT_LR * (1 - step / FIT_STEPS)
-        rows = torch.randint(len(z), shape[:1], generator=generator, device=z.device)
+        rows = torch.randint(len(z), (FIT_BATCH,), generator=generator, device=z.device)
         scale = 4 * torch.rand(FIT_BATCH, 1, generator=generator, device=z.device)
-        noise = FIT_NOISE * z.std() * torch.randn(shape, generator=generator, device=z.device)
-        at = scale * (z[rows] + noise)
-        p = at.softmax(1)
-        q = p * T.T[y[rows]]
+        noise = FIT_NOISE * z.std() * torch.randn(FIT_BATCH, n_classes, generator=generator, device=z.device)
+        logits = scale * (z[rows] + noise)  # [B, K]
+        given = y[rows]  # [B]
+        p = logits.softmax(1)
+        q = p * T.T[given]
         q = q / q.sum(1, keepdim=True).clamp_min(1e-12)
-        v = output(V(at, y[rows]).mean)
-        u = v * ((v * at).softmax(1) - one_hot(y[rows], shape[1]))
+        v = output(V(logits, given).mean)
+        u = v * ((v * logits).softmax(1) - one_hot(given, n_classes))
         descend((u - (p - q)).square().sum(1).mean(), optimizer)
+
+
+class Tanh(nn.Module):
+    """tanh x = 2 sigmoid(2x) - 1. On a CPU, torch computes the sigmoid several times faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(2 * x).mul(2).sub_(1)
 
 
 class OneHot(nn.Module):

@@ -127,10 +127,6 @@ class WarPIPlus(Method):
             self.meta_net = self.recipe.make_module("meta-network", lambda: Rectifier(k)).to(device)
             self.meta_optimizer = adam(self.meta_net.parameters(), self.meta_lr)
 
-    @property
-    def uses_trusted(self) -> bool:
-        return self.use_trusted and self.task.meta is not None
-
     def before_epoch(self, t: int) -> None:
         first = max(1, round(capped_warmup(self.warm_up, self.recipe.epochs)))
         self.warming = t < first

@@ -13,10 +13,10 @@ from warpi.errors import UserError, first_line, unknown
 from warpi.nets.conv4 import Conv4
 from warpi.nets.fastnet import FastNet
 from warpi.nets.linear import LinearHead
+from warpi.nets.load_weights import load_weights, read_torchvision, read_weights
 from warpi.nets.mlp import MLP, plain_mlp
 from warpi.nets.preact_resnet import PreActResNet18
 from warpi.nets.resnet import resnet18, resnet20, resnet32, resnet50
-from warpi.nets.weights import load_weights, read_torchvision, read_weights
 from warpi.nets.wide_resnet import WideResNet
 
 NetBuilder = Callable[[tuple[int, ...], int], nn.Module]

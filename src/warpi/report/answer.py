@@ -11,8 +11,8 @@ import warpi.report.svg_charts as charts
 from warpi.audit.rates import MIN_CHECKS, Rate
 from warpi.audit.result import Audit, is_unchecked
 from warpi.errors import format_count
-from warpi.report.curves import Curve
 from warpi.report.page_data import Detail, Review
+from warpi.report.plots import Curve
 from warpi.report.table import Grid
 from warpi.review.progress import audit_concerns, check_command, correct_command
 

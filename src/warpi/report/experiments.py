@@ -123,9 +123,7 @@ class Row:
     machines: tuple[str, ...]
     versions: tuple[str, ...]
     against: Difference | None = None  # set if the row is compared with another
-    trusted: tuple[
-        float, ...
-    ] = ()  # accuracy on trusted rows that the models have not seen, by seed, if it is measured
+    trusted: tuple[float, ...] = ()  # by seed: accuracy on trusted rows that the models have not seen, if measured
     trusted_interval: tuple[float, float] | None = None  # of a single seed, 90 %
     uses_net: bool = True  # whether the method trains a network
 
@@ -140,14 +138,14 @@ def find_runs(paths: Sequence[Path], unreadable: list[UserError] | None = None) 
         with reading(path):
             if not path.is_dir():
                 problem = "is a file" if path.exists() else "does not exist"
-                raise UserError(f"{path} {problem}; give a run folder, or a folder that contains run folders")
+                raise UserError(f"{path} {problem}; pass a run folder, or a folder that contains run folders")
             inside = [path] if (path / SPEC).exists() else sorted(p.parent for p in path.rglob(SPEC))
         if not inside:
             raise UserError(f"no runs in {path}: it contains no spec.json at any depth; warpi fit makes run folders")
         for folder in inside:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
-        raise UserError("no runs given; give a run folder, or a folder that contains run folders")
+        raise UserError("no runs given; pass a run folder, or a folder that contains run folders")
     runs = []
     for folder in folders.values():
         try:

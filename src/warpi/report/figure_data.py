@@ -1,15 +1,13 @@
 """`figures.npz`: small arrays in a run folder, from which figures are drawn without the weights and the data."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from warpi.audit.result import read_arrays as read_npz
+from warpi.audit.result import read_arrays as read_npz, write_arrays as write_npz
 from warpi.errors import UserError
-from warpi.utils.files import write_atomically
 
 Array = npt.NDArray[Any]  # float32, except the names of the classes
 Arrays = dict[str, Array]
@@ -58,9 +56,7 @@ def _check(arrays: Arrays) -> None:
 
 
 def write_arrays(folder: Path, arrays: Arrays) -> None:
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **dict(sorted(arrays.items())))
-    write_atomically(folder / FILE, content.getvalue())
+    write_npz(folder / FILE, dict(sorted(arrays.items())))
 
 
 def matrix_error(estimate: Array, true: Array) -> float:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from warpi.report.curves import average_curve, lowest, plot_curve, title
 from warpi.report.experiments import Experiment, RunRecord, best_epochs, group, group_by, number
 from warpi.report.figure_data import EDGES, KINDS, Array, Arrays, matrix_error, read_arrays
 from warpi.report.plot_style import COLORS, GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
+from warpi.report.plots import average_curve, lowest, plot_curve, title
 from warpi.utils.terminal import visible
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import warpi.report.svg_charts as charts
 from warpi.errors import MALFORMED_ERRORS, UserError
 from warpi.functional.intervals import wilson_interval
 from warpi.report.answer import Tile, answer
-from warpi.report.curves import average_curve, lowest
 from warpi.report.experiments import Experiment, Row, RunRecord, best_epochs, group, group_by, machine, number, versions
 from warpi.report.figure_data import EDGES, KINDS, Arrays
 from warpi.report.page_data import Detail
 from warpi.report.plot_style import COLORS
+from warpi.report.plots import average_curve, lowest
 from warpi.report.table import HEADS, Grid, blocks, legend
 from warpi.runs.rerun_command import command, custom_files, custom_names, format_tables, format_value
 from warpi.runs.schema import CHOICE
@@ -226,8 +226,8 @@ def _accuracy(g: Experiment) -> tuple[Grid, str]:
     if not g.counted:
         return Grid(), "No epoch has finished yet."
     if not last:
-        evidence = "the accuracy on trusted rows, at the top of this page" if _trusted_tile(g) else ""
-        return Grid(), f"No separate test set{f'; the best evidence is {evidence}' if evidence else ''}."
+        evidence = "; the best evidence is the accuracy on trusted rows, at the top of this page"
+        return Grid(), f"No separate test set{evidence if _trusted_tile(g) else ''}."
     if len(g.counted) > 1:
         rows = [(str(run.spec["seed"]), f"{value:.2f} %", _interval(value, run)) for run, value in last]
         values = [value for _, value in last]

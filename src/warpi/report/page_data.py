@@ -196,7 +196,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
     """The decisions in a run folder and their effect; without decisions that of the audit alone."""
     from warpi.audit.decisions import Store
     from warpi.review.correct import apply_corrections
-    from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, state_of
+    from warpi.review.reviewed_labels import ACCEPTED, DROPPED, STATES, state_of
 
     items = opened.items
     file = path / "review" / "decisions.sqlite"
@@ -222,7 +222,7 @@ def _read_review(opened: "OpenedRun", path: Path) -> Review:
 def _count_labels(opened: "OpenedRun", corrections: "Corrections") -> dict[str, int]:
     """How many labels people have checked, and how many `warpi correct` changes: fields of `Review`."""
     from warpi.review.correct import AUDIT, PERSON
-    from warpi.review.corrected_labels import final_labels
+    from warpi.review.reviewed_labels import final_labels
 
     items, audit = opened.items, opened.audit
     checked = final_labels(items, corrections.decisions)

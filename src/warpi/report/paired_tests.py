@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from warpi.errors import UserError, unknown
 from warpi.report.experiments import (
@@ -24,10 +23,6 @@ from warpi.report.experiments import (
 )
 from warpi.report.table import Grid
 from warpi.runs.stored_facts import same_test_set
-from warpi.utils.terminal import visible
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LEVEL = 0.05  # two methods are distinguished if the corrected p-value is at most this
 
@@ -279,37 +274,3 @@ def pair_grid(ranking: Ranking) -> Grid:
         tested = ["–" if p is None else f"{p:.2g}" for p in (test.p, test.corrected)]
         rows.append((test.better, test.worse, f"{test.difference:.2f}", str(test.n), *tested))
     return Grid(("better", "worse", "difference", "runs", "p", "p (Holm)"), rows, (0, 1))
-
-
-def draw_ranks(ranking: Ranking) -> "Figure":
-    """A critical-difference plot: methods along an axis of mean ranks; bars join those that are not distinguished.
-
-    Draw and save it within `figure_style`.
-    """
-    from matplotlib.figure import Figure
-
-    k = len(ranking.methods)
-    half = (k + 1) // 2
-    start = -0.4 * len(ranking.groups) - 0.9  # height of the first name
-    margin = 0.5 + 0.085 * max(len(visible(name)) for name in ranking.methods)  # inches for the names on each side
-    width, height = 2 * margin + 5, 1.1 + 0.13 * len(ranking.groups) + 0.25 * half
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((margin / width, 0.02, 5 / width, 0.96))
-    axes.set_axis_off()
-    axes.set(xlim=(0.9, k + 0.1), ylim=(start - 0.75 * half, 1.1))
-    axes.plot([1, k], [0, 0], color="black", linewidth=1.2)
-    for tick in range(1, k + 1):
-        axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1.2)
-        axes.text(tick, 0.3, str(tick), ha="center", va="bottom")
-    for place, (name, rank) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
-        left = place < half
-        y = start - 0.75 * (place if left else k - 1 - place)
-        edge = 0.9 if left else k + 0.1
-        axes.plot([rank, rank, edge], [0, y, y], color="black", linewidth=0.8)
-        text = f"{visible(name)}  {rank:.2f}" if left else f"{rank:.2f}  {visible(name)}"
-        side = "right" if left else "left"
-        axes.text(edge + (-0.05 if left else 0.05), y, text, ha=side, va="center", parse_math=False)
-    for level, (first, last) in enumerate(ranking.groups, 1):
-        ends = [ranking.ranks[first] - 0.03, ranking.ranks[last] + 0.03]
-        axes.plot(ends, [-0.4 * level] * 2, color="black", linewidth=4, solid_capstyle="butt")
-    return figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.report.curves import Curve
+from warpi.report.plots import Curve
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,12 +7,12 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from warpi.report.curves import draw_curves
 from warpi.report.experiments import Row, RunRecord, summarize
 from warpi.report.page import to_html
 from warpi.report.page_data import Detail
-from warpi.report.paired_tests import Ranking, compare, draw_ranks, pair_grid, rank_grid
+from warpi.report.paired_tests import Ranking, compare, pair_grid, rank_grid
 from warpi.report.plot_style import figure_style, save
+from warpi.report.plots import draw_curves, draw_ranks
 from warpi.report.table import grid_markdown, to_latex, to_markdown, write_json
 from warpi.utils.files import write_with_folder
 from warpi.utils.terminal import visible_lines

@@ -11,7 +11,6 @@ from warpi.audit.decisions import Choice, Decision
 from warpi.data.duplicates.result import Duplicates
 from warpi.data.examples import Examples
 from warpi.data.image_files import FileExamples
-from warpi.data.split import Split
 from warpi.errors import UserError
 from warpi.review.items import Items, picture_of
 from warpi.review.show_input import Cell
@@ -111,13 +110,9 @@ class Copies:
         row = int(self.duplicates.row[i])
         if self.duplicates.of_data[i]:
             return self.items.examples, row
-        split = self._split(self.duplicates.part[i])
-        return split.examples, row
-
-    def _split(self, part: str) -> Split:
-        split = self.items.trusted if part == "trusted" else self.items.test
+        split = self.items.trusted if self.duplicates.part[i] == "trusted" else self.items.test
         assert split is not None
-        return split
+        return split.examples, row
 
     def _path(self, i: int) -> str | None:
         files = self.items.dataset.files

@@ -28,7 +28,10 @@ from warpi.datasets.label_columns import CORRECTION_COLUMNS, GIVEN
 from warpi.errors import UserError, format_count, missing_package
 from warpi.noise.kinds import NoisyLabels
 from warpi.noise.noise_file import write_noise_file
-from warpi.review.corrected_labels import (
+from warpi.review.export import fit_command, next_folder, write_trusted
+from warpi.review.items import Floats, Ints, Items
+from warpi.review.open import OpenedRun, open_run
+from warpi.review.reviewed_labels import (
     accepted_labels,
     dropped_rows,
     earlier_decisions,
@@ -36,9 +39,6 @@ from warpi.review.corrected_labels import (
     first_labels,
     labels_before_audit,
 )
-from warpi.review.export import fit_command, next_folder, write_trusted
-from warpi.review.items import Floats, Ints, Items
-from warpi.review.open import OpenedRun, open_run
 from warpi.review.trusted_set import TrustedSetSummary
 from warpi.runs.rerun_command import command
 from warpi.utils.files import format_csv, write_atomically

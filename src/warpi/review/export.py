@@ -21,9 +21,9 @@ from warpi.data.overlap import mark_shared
 from warpi.data.split import Split
 from warpi.datasets.label_columns import GIVEN
 from warpi.errors import UserError
-from warpi.review.corrected_labels import NameTaken, accepted_labels, dropped_rows, final_labels, write_corrected
 from warpi.review.items import Items
 from warpi.review.open import open_data
+from warpi.review.reviewed_labels import NameTaken, accepted_labels, dropped_rows, final_labels, write_corrected
 from warpi.review.show_input import feature_cells, path_inside, pixels, png
 from warpi.review.trusted_set import TrustedSetSummary, balance_classes, format_texts, original_rows
 from warpi.runs.rerun_command import command

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from warpi.audit.decisions import ACTIONS, AUTOMATIC, COPIES, Choice, Decision, Outcome, Store
 from warpi.review.copies import MOST_SHOWN, Copies, copies_of, unusual_rows
-from warpi.review.corrected_labels import ACCEPTED, DROPPED, STATES, dropped_rows, state_of
 from warpi.review.export import fit_command, write_all
 from warpi.review.items import Items
 from warpi.review.people import People, PersonStore
 from warpi.review.progress import audit_concerns, measure_progress
+from warpi.review.reviewed_labels import ACCEPTED, DROPPED, STATES, dropped_rows, state_of
 from warpi.review.show_input import cells_to_json, finite
 
 _MAX_ITEMS = 200  # per response
@@ -228,9 +228,7 @@ class ReviewSession:
             choices.append(Choice(row, 0, "change", suggested, given, suggested))
         if not choices:
             raise RequestRefused("no open row is left", HTTPStatus.CONFLICT)
-        outcome = self.store.decide(choices, tab, step)
-        done = {row: _to_json(decision) for row, decision in outcome.done.items()}
-        return {"done": done, "counts": self.counts()}
+        return self._respond(self.store.decide(choices, tab, step))
 
     def progress(self) -> Json:
         """How many labels are right after each decision, and whether to continue."""

@@ -124,16 +124,13 @@ def measure_progress(audit: Audit, decisions: Mapping[int, Decision], random_row
     q = audit.posterior.copy()
     index = np.arange(len(audit))
     ordered = sorted(decisions.values(), key=lambda d: d.id)
-    checked = {
-        position_of[d.row]: class_index[d.label]
+    labeled = [
+        (position_of[d.row], class_index[d.label], d.is_automatic)
         for d in ordered
-        if d.label in class_index and not d.is_automatic and d.row in position_of
-    }
-    accepted = {
-        position_of[d.row]: class_index[d.label]
-        for d in ordered
-        if d.label in class_index and d.is_automatic and d.row in position_of
-    }
+        if d.label in class_index and d.row in position_of
+    ]
+    checked = {i: k for i, k, is_automatic in labeled if not is_automatic}
+    accepted = {i: k for i, k, is_automatic in labeled if is_automatic}
     dropped = {d.row for d in ordered if d.is_dropped}
     places = np.array(list(checked), dtype=np.int64)
     labels = np.array(list(checked.values()), dtype=np.int64)

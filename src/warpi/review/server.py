@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from warpi.errors import UserError
-from warpi.review.corrected_labels import corrected_csv
 from warpi.review.page_requests import Json, RequestRefused, ReviewSession
+from warpi.review.reviewed_labels import corrected_csv
 
 LOCAL = "127.0.0.1"
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}

@@ -1,4 +1,4 @@
-"""Which columns of a row speak for one class against another."""
+"""Which columns of a row support one class against another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ _MOST_VALUES = 10**7
 class ClassMeans:
     """Means of the features of each class, and their variances within a class.
 
-    They tell how much a column of a row x speaks for class a against class b: the logarithm of p(x | a) / p(x | b) for
-    independent normal features with the same variances in both classes, summed over the features of the column.
+    They measure how strongly a column of a row x supports class a against class b: log p(x | a) / p(x | b), summed over
+    the features of the column, which are taken as independent and normal with the same variances in both classes.
     """
 
     mean: Floats  # [K, D]

@@ -114,16 +114,18 @@ def _check_network_size(recipe: Recipe, task: Task, file: Path) -> None:
 
 def read_run_spec(path: Path) -> dict[str, Any]:
     """The specification of the run in a folder. Raises a UserError if the folder has none."""
+    advice = "pass the folder that `warpi fit --out` created"
+    if path.is_file():
+        raise UserError(f"{path} is a file, not a run folder; {advice}")
     stored = RunFolder(path).read_spec()
     if stored is None:
-        advice = "pass the folder that `warpi fit --out` created"
         raise UserError(f"there is no run in {path}; {advice}") if path.exists() else no_path(path, "run in", advice)
     return stored
 
 
 def _read_last_state(folder: RunFolder, device: torch.device, epochs: int) -> dict[str, Any]:
     """The state after the last epoch. Refuses any other, such as a copy made during training."""
-    state = checkpoint.load(folder.checkpoint, device)
+    state = checkpoint.load(folder.checkpoint, device, "copy it again from where the run was made, or repeat the run")
     epoch = state["position"]["epoch"]
     if epoch != epochs:
         raise UserError(

@@ -1,13 +1,11 @@
 """Train a method in a run folder, and resume it after an interruption (`runs.run_folder`)."""
 
 import json
-import math
 import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from warpi.data.duplicates.leaks import describe_leaks
+from warpi.data.duplicates.describe_leaks import describe_leaks
 from warpi.data.image_files import SMALL
 from warpi.datasets.hugging_face.saved import store_objects
 from warpi.errors import UserError, blame_file, format_count
@@ -30,16 +28,17 @@ from warpi.runs.schema import FORMAT, to_stored_names, warn_of_old_names
 from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_to_hash, prepare
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
-from warpi.training.method import Method, evaluating
-from warpi.training.progress import SHOWN, Progress
+from warpi.training.method import Method
+from warpi.training.progress import SHOWN, Forecast, Progress
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.leases import Lease, LeaseLost
-from warpi.utils.seeding import RngState, seeded
+from warpi.utils.seeding import RngState
+from warpi.utils.time_left import format_duration
 from warpi.utils.tracking import open_trackers
 
-PATIENCE = 10  # minutes: a run that will take longer on a CPU prints an estimate and advice
+PATIENCE = 10.0  # minutes: a longer training on a CPU prints a forecast and advice
 
 
 @dataclass(frozen=True)
@@ -305,6 +304,9 @@ def _steps(
     """
     prepared = started.prepared
     training = train(started.method, prepared.task, prepared.truth, started.state)
+    forecast = None
+    if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
+        forecast = Forecast(prepared.spec.recipe.epochs * len(started.method.loader) - started.steps_done)
     while True:
         record, error = None, None
         try:
@@ -317,6 +319,13 @@ def _steps(
             error = e
         if record is None:
             progress.step()
+            minutes = None if forecast is None else forecast.after_step()
+            if minutes is not None and minutes > PATIENCE:
+                progress.print(_advise(prepared, minutes))
+        elif forecast is not None:
+            minutes = forecast.after_epoch()
+            if minutes is not None and minutes > PATIENCE:
+                progress.print(f"about {format_duration(60 * minutes)} left")
         is_late = started.writes and time.monotonic() - started.saved_at >= checkpoint_seconds
         signum, any_late = distributed.agree(error, caught[0] if caught else 0, is_late)
         yield record, signum, bool(any_late)
@@ -360,11 +369,6 @@ def _announce(started: _StartedRun, progress: Progress) -> None:
         if n:
             progress.print(f"rows that also appear in the trusted set are used only as trusted examples: {n}")
         _announce_copies(prepared, progress)
-    if not progress.quiet and started.device.type == "cpu" and started.method.trains_network:
-        left = 1 - started.steps_done / (prepared.spec.recipe.epochs * len(started.method.loader))
-        minutes = left * _estimate_minutes(prepared.spec, started.method)
-        if minutes > PATIENCE:
-            progress.print(_advise_slow(prepared, minutes))
 
 
 def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
@@ -384,23 +388,8 @@ def _announce_copies(prepared: PreparedRun, progress: Progress) -> None:
         progress.print(line)
 
 
-def _estimate_minutes(spec: RunSpec, method: Method) -> float:
-    """Estimate how long a training takes on this CPU, from the time of one gradient and the cost of the method."""
-    shape = method.task.shape
-    size = max(2, min(spec.recipe.batch_size, 500_000 // math.prod(shape)))  # a small batch would take too long per row
-    x = torch.zeros(size, *shape)
-    weights = [weight for weight in method.net.parameters() if weight.requires_grad]
-    times: list[float] = []
-    with evaluating(method.nets), seeded(0):
-        for _ in range(3):  # the first is slower
-            began = time.perf_counter()
-            torch.autograd.grad(method.net(x).sum(), weights, allow_unused=True)
-            times.append(time.perf_counter() - began)
-    costs = json.loads((resources.files("warpi.methods") / "costs.json").read_text())
-    return (costs.get(spec.method) or 1) * min(times) / size * len(method.task.train) * spec.recipe.epochs / 60
-
-
-def _advise_slow(prepared: PreparedRun, minutes: float) -> str:
+def _advise(prepared: PreparedRun, minutes: float) -> str:
+    """How long a training takes, and what would make it faster."""
     shape, net = prepared.task.shape, prepared.spec.recipe.net
     is_image = len(shape) == 3
     advice = ["use a GPU"]
@@ -409,5 +398,4 @@ def _advise_slow(prepared: PreparedRun, minutes: float) -> str:
     if isinstance(net, str) and net not in (*VECTOR_NETS, "resnet20"):
         advice.append(f"--net {'resnet20' if is_image else 'mlp'}")
     advice += ["fewer --epochs", "--limit for a first try"]
-    time_left = f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
-    return f"this will take about {time_left} on this CPU; to make it faster: {', '.join(advice)}"
+    return f"this will take about {format_duration(60 * minutes)} on this CPU; to make it faster: {', '.join(advice)}"

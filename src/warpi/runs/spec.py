@@ -268,7 +268,9 @@ class PreparedRun:
         rows = ", ".join(f"{len(split):,} {name}" for name, split in splits.items() if split)
         wrong = "" if task.noise_rate is None else f" ({100 * task.noise_rate:.1f} % wrong)"
         inputs = "inputs of " + " x ".join(map(str, task.shape))
-        if len(task.shape) == 3:
+        if len(task.shape) == 1:
+            inputs = format_count(task.shape[0], "feature")
+        elif len(task.shape) == 3:
             inputs = f"images of {task.shape[1]} x {task.shape[2]} pixels"
         epochs = format_count(spec.recipe.epochs, "epoch")
         work = f"{spec.method} trains {spec.to_json()['recipe']['net']} for {epochs}"
@@ -280,9 +282,8 @@ class PreparedRun:
         notes += [f"{self.reason}; --method NAME sets another"] if self.reason else []
         if notes:
             work += f" ({'; '.join(notes)})"
-        return (
-            f"{spec.data.data}, noise {spec.data.noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
-        )
+        noise = "" if spec.data.noise == "given" else f", noise {spec.data.noise}"
+        return f"{spec.data.data}{noise}{wrong}: {rows} rows; {task.n_classes} classes, {inputs}; {work}"
 
 
 def files_to_hash(spec: RunSpec) -> dict[str, str | None]:

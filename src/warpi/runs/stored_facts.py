@@ -26,11 +26,11 @@ class Fact:
 
 
 FACTS = (
-    Fact("n_train", int, packed=True),
-    Fact("n_meta", int, packed=True),
-    Fact("n_val", int, packed=True),
-    Fact("n_test", int, decides_test=True),
-    Fact("n_classes", int, "{} classes", packed=True),
+    Fact("n_train", int, subject="the number of training rows", packed=True),
+    Fact("n_meta", int, subject="the number of trusted examples", packed=True),
+    Fact("n_val", int, subject="the number of validation rows", packed=True),
+    Fact("n_test", int, subject="the number of test rows", decides_test=True),
+    Fact("n_classes", int, "{} classes", "the number of classes", packed=True),
     Fact("inputs_sha256", str, "inputs {:.8}", packed=True, decides_test=True),
     Fact("n_parameters", int, "{} parameters"),
     Fact("noise_sha256", packed=True, decides_test=True),  # the labels that were trained on

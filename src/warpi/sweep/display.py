@@ -17,6 +17,7 @@ from warpi.sweep.plan import Job, Plan
 from warpi.sweep.queue import RunEvent
 from warpi.sweep.run_states import State
 from warpi.utils.terminal import cell, visible
+from warpi.utils.time_left import format_duration
 
 _QUIET = 10.0  # seconds between two epoch lines if the output is not a terminal
 
@@ -142,14 +143,6 @@ def format_scores(record: Mapping[str, Any] | None) -> str:
         if record is not None and f"{name}_acc" in record:
             return f"{name} {record[f'{name}_acc']:.2f} %"
     return ""
-
-
-def format_duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 05 min`."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _planned_epochs(job: Job) -> int | None:

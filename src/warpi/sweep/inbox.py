@@ -63,7 +63,7 @@ class Inbox:
 def changed_files(folder: Path, known: dict[str, int]) -> dict[str, bytes]:
     """The files of a folder that have changed since the last call, oldest first. Updates `known`, the change times.
 
-    Hidden files are skipped: they are locks, or are being written.
+    Hidden files are skipped: they are leases, or are still being written.
     """
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*") if path.is_file() and path.name[0] != "."}
     changed = [path for path in sorted(times, key=times.__getitem__) if known.get(path.name) != times[path]]

@@ -71,7 +71,8 @@ def submit(plan: Plan, jobs: list[Job], place: Place, tasks: int | None) -> str:
     script = make_script(plan, jobs, place, tasks)
     job = _run("sbatch", "--parsable", script=script).partition(";")[0]
     write_json(note, {"job": job})
-    runs, again = format_count(len(jobs), "run"), shlex.join(["warpi", *plugins.flags(), "sweep", *plan.flags])
+    runs = format_count(len(jobs), "run")
+    again = shlex.join(["warpi", *plugins.flags(), "sweep", *plan.flags])
     return (
         f"{plan.file}: submitted {runs} to SLURM as job {job}; logs in {plan.out}/.sweep/slurm-{job}_*.log\n"
         f"progress: {again} --dry-run\nresults, when all are done: {again}\nstop, with checkpoints: scancel {job}"

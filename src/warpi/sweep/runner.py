@@ -28,7 +28,7 @@ from warpi.runs import plugins
 from warpi.runs.schema import SPEC, SWEEP, failure_file
 from warpi.runs.spec import DataCache, DataSpec, load
 from warpi.sweep import on_ray, on_slurm
-from warpi.sweep.display import Board, format_duration, format_scores, states_table
+from warpi.sweep.display import Board, format_scores, states_table
 from warpi.sweep.place import Place
 from warpi.sweep.plan import Job, Plan
 from warpi.sweep.processes import run_processes
@@ -37,6 +37,7 @@ from warpi.sweep.run_states import State, read_settings, run_folder, run_state
 from warpi.sweep.worker import work
 from warpi.utils.devices import catch_signals, count_cores, cpu_threads, pick_device
 from warpi.utils.terminal import cell, say, visible_lines
+from warpi.utils.time_left import format_duration
 
 _MAX_CPU_JOBS = 8  # default limit, because each process has its own copy of the data
 _JOBS_WITH_MPS = 3  # three runs with a small network use a whole GPU (docs/speed.md)

@@ -15,6 +15,7 @@ data-parallel ranks average. The real step reuses the same forward pass.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,16 +36,17 @@ class WithGradient:
     """A loss whose gradient at the logits is written out. This is faster than differentiating the loss twice.
 
     `compute` maps logits z [B, K], which need no gradient, to the loss and to its gradient u [B, K], a function of phi.
+    If it is a loss on trusted examples, its second argument is their labels.
     """
 
-    compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    compute: Callable[..., tuple[Tensor, Tensor]]
 
 
 def bilevel_step(
     method: Method,
     batch: Batch,
     loss: LogitLoss | WithGradient,
-    meta_loss: Callable[[Tensor, Tensor], Tensor],
+    meta_loss: Callable[[Tensor, Tensor], Tensor] | WithGradient,
     phi: Iterable[Tensor],
     meta_optimizer: torch.optim.Optimizer,
     alpha: float | Tensor | None = None,
@@ -65,14 +67,14 @@ def bilevel_step(
     phi = [p for p in phi if p.requires_grad]  # layers may be frozen
     real_first = method.recipe.meta_order == "real"
     alpha = method.lr if alpha is None or real_first else alpha
-    noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step)
+    uses_vjp = isinstance(loss, WithGradient) or bool(trusted_weight)  # for the real step
+    noisy = forward(method.net, batch.x, snapshot=real_first and method.is_meta_step, backward=not uses_vjp)
     uses_trusted = method.is_meta_step or trusted_weight
     meta = method.meta_loader.draw() if trusted is None and uses_trusted else trusted
-    method.optimizer.zero_grad()  # free the gradients of the last step
+    for p in (*method.net.parameters(), *phi):
+        p.grad = None  # also frees the memory of the gradients of the last step
 
-    def loss_on_trusted(z: Tensor) -> Tensor:
-        assert meta is not None
-        return meta_loss(z, meta.y)
+    loss_on_trusted = _with_labels(meta_loss, meta)
 
     def take_real_step(value: Tensor, u: Tensor) -> Tensor:
         grads = noisy.done.vjp(u.detach())
@@ -83,7 +85,7 @@ def bilevel_step(
         return value.detach()
 
     def descend_new_loss() -> Tensor:
-        if not (isinstance(loss, WithGradient) or trusted_weight):
+        if not (isinstance(loss, WithGradient) or uses_vjp):
             return descend(loss(noisy.z), method.optimizer)
         with torch.set_grad_enabled(not isinstance(loss, WithGradient)):
             value_and_gradient = _differentiate(loss, noisy.z)
@@ -92,7 +94,6 @@ def bilevel_step(
     if not method.is_meta_step:
         return {"loss": descend_new_loss()}
     assert meta is not None
-    meta_optimizer.zero_grad()
     if own_loss is not None:
         _add_gradient(phi, own_loss())
     if real_first:
@@ -107,7 +108,20 @@ def bilevel_step(
     return {"loss": descend_new_loss(), "meta_loss": meta_value}
 
 
-def _trusted_gradient(done: Pass, x: Tensor, loss: LogitLoss) -> list[Tensor]:
+def _with_labels(
+    loss: Callable[[Tensor, Tensor], Tensor] | WithGradient, batch: Batch | None
+) -> LogitLoss | WithGradient:
+    """A loss of logits and labels as a loss of the logits of a batch."""
+    compute: Callable[..., Any] = loss.compute if isinstance(loss, WithGradient) else loss
+
+    def with_labels(z: Tensor) -> Any:
+        assert batch is not None
+        return compute(z, batch.y)
+
+    return WithGradient(with_labels) if isinstance(loss, WithGradient) else with_labels
+
+
+def _trusted_gradient(done: Pass, x: Tensor, loss: LogitLoss | WithGradient) -> list[Tensor]:
     """The gradient of the loss on trusted inputs at theta. Running statistics do not change."""
     at_theta = forward_at(done.net, done.theta, x)
     _, u = _differentiate(loss, at_theta.z)
@@ -154,7 +168,7 @@ def meta_gradient(
     noisy: Forward,
     loss: LogitLoss | WithGradient,
     x_meta: Tensor,
-    meta_loss: LogitLoss,
+    meta_loss: LogitLoss | WithGradient,
     phi: Sequence[Tensor],
     lr: float | Tensor,
     *,
@@ -178,13 +192,13 @@ def meta_gradient(
     return at_hat
 
 
-def _gradient_at(done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLoss) -> tuple[Tensor, dict[str, Tensor]]:
+def _gradient_at(
+    done: Pass, theta: dict[str, Tensor], x: Tensor, loss: LogitLoss | WithGradient
+) -> tuple[Tensor, dict[str, Tensor]]:
     """A loss at theta, and its gradient with respect to the parameters that the virtual step moves."""
     at_theta = forward_at(done.net, {name: theta[name] for name in done.theta}, x)
-    z = at_theta.z.detach().requires_grad_()
-    value = loss(z)
-    (u,) = torch.autograd.grad(value, z)
-    g = at_theta.vjp(u, moved_only=True)
+    value, u = _differentiate(loss, at_theta.z)
+    g = at_theta.vjp(u.detach(), moved_only=True)
     distributed.average(g)
     return value.detach(), dict(zip(done.names(moved_only=True), g, strict=True))
 

@@ -82,13 +82,16 @@ def newest(path: Path) -> Path:
     return previous if not path.exists() and previous.exists() else path
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint. Tensors that were on a GPU are loaded to `device`. Raises if the file is damaged."""
+def load(path: Path, device: torch.device | str = "cpu", advice: str = "") -> dict[str, Any]:
+    """Read a checkpoint. Tensors that were on a GPU are loaded to `device`.
+
+    If the file is damaged, the error ends with `advice`, which by default says how to resume without the file.
+    """
     previous = _previous(path)
     path = newest(path)
     has_other = path != previous and previous.exists()
-    advice = f"delete it to resume from {previous.name}" if has_other else "delete it to start from the beginning"
-    return unpack(path, FORMAT, advice, device)
+    resume = f"delete it to resume from {previous.name}" if has_other else "delete it to start from the beginning"
+    return unpack(path, FORMAT, advice or resume, device)
 
 
 def unpack(path: Path, form: str, advice: str, device: torch.device | str = "cpu") -> dict[str, Any]:

@@ -17,7 +17,10 @@ from warpi.training.metrics import compute_scores
 from warpi.training.outputs import share_rows
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
+from warpi.utils.devices import cpu_threads
 
+SMALL_STEP = 2**23
+"""Multiplications per forward pass; below, a second thread saves less time than it takes to wait for it."""
 Record = dict[str, float]
 """Results of an epoch: means of the logs, scores, learning rate, seconds. One line of results.jsonl."""
 
@@ -74,7 +77,7 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
         lr = _set_lr(method, factor * recipe.lr_at(t, method.schedule_starts, (at.step + 1) / steps))
         began = time.perf_counter() - at.seconds
         synced = method.loader.count
-        for log in method.epoch(t):
+        for log in _one_thread(method.epoch(t)) if _has_small_steps(method) else method.epoch(t):
             check_log(log, method)
             sync_rows(method, synced)
             synced = method.loader.count
@@ -96,6 +99,25 @@ def _epochs(method: Method, task: Task, truth: Truth | None, at: TrainingState) 
         yield record
 
 
+def _has_small_steps(method: Method) -> bool:
+    """Whether threads would wait for each other longer than they compute: a small network of dense layers on a CPU."""
+    weights = [p for net in method.nets for p in net.parameters()]
+    is_dense = len(method.task.shape) == 1 and all(p.dim() <= 2 for p in weights)  # others use a weight several times
+    products = sum(p.numel() for p in weights) * method.loader.batch_size
+    return method.task.device.type == "cpu" and method.trains_network and is_dense and products <= SMALL_STEP
+
+
+def _one_thread(logs: Iterator[Log]) -> Iterator[Log]:
+    """The same steps, computed by one CPU thread."""
+    while True:
+        with cpu_threads(1):
+            try:
+                log = next(logs)
+            except StopIteration:
+                return
+        yield log
+
+
 def _set_lr(method: Method, lr: float) -> float:
     """Set the learning rate of all optimizers of a method, in place if a graphed step reads it."""
     for optimizer in method.optimizers:
@@ -109,7 +131,6 @@ def _set_lr(method: Method, lr: float) -> float:
 
 def score(method: Method, task: Task, truth: Truth | None, at: TrainingState | None = None) -> Record:
     """Validation and test scores of the method, in evaluation mode."""
-
     record: Record = {}
     with evaluating(method.nets):
         for name, split in (("val", task.val), ("test", truth.test if truth else None)):

@@ -130,16 +130,17 @@ class Method(ABC):
         name = type(self).__name__
         if self.needs_meta and task.meta is None:
             raise UserError(
-                f"{name} needs trusted examples, but there are none; pass a second file with --trusted, mark rows in a "
-                "column 'trusted', or hold some out of a clean data set with --meta N; if nobody has checked any, "
-                "`warpi pick` chooses rows to check, and methods like dmi_ns do not need any"
+                f"{name} needs trusted examples, but there are none; pass checked rows with --trusted FILE, or mark "
+                "them in a column 'trusted' (--meta N takes some from data with correct labels); if nobody has checked "
+                "any, `warpi pick` chooses rows to check, and methods such as auto and elr do not need any"
             )
         if self.needs_every_class:
             check_every_class(task)
         if self.needs_noise_rate and task.noise_rate is None:
+            flag = f"--{self.noise_rate_field.replace('_', '-')}, or " if self.noise_rate_field else ""
             raise UserError(
-                f"{name} needs the noise rate, which is unknown for this data; set it (`noise_rate` of "
-                "NoisyLabelClassifier; --help shows the flag), or choose a method without it (`warpi list methods`)"
+                f"{name} needs the noise rate (the fraction of wrong labels), which is unknown for this data; set it "
+                f"with {flag}`noise_rate` of NoisyLabelClassifier, or choose a method without it (`warpi list methods`)"
             )
 
     def check_nets_differ(self) -> None:

@@ -48,7 +48,7 @@ _LEAST_EPOCHS = 10
 
 
 def is_strong(settings: Mapping[str, Any], *, if_missing: bool) -> bool:
-    """Whether the settings that define the strong recipe have its values; those that are not set count as told."""
+    """Whether the settings that define the strong recipe have its values; `if_missing` is the answer for unset ones."""
     return all(
         settings[name] == STRONG[name] if settings.get(name) is not None else if_missing for name in _FORM_OF_STRONG
     )

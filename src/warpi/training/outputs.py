@@ -37,12 +37,9 @@ def share_rows(fn: Callable[[Tensor], Tensor], split: Split, size: int = 1000) -
         for batch in part.batches(size):
             rows.append(batch.rows + positions[0].to(batch.rows.device))
             values.append(fn(batch.x))
-    all_rows, all_values = torch.cat(rows), torch.cat(values)
-    return (
-        (all_rows, all_values)
-        if n == 1
-        else (distributed.gather_uneven(all_rows), distributed.gather_uneven(all_values))
-    )
+    if n == 1:
+        return torch.cat(rows), torch.cat(values)
+    return distributed.gather_uneven(torch.cat(rows)), distributed.gather_uneven(torch.cat(values))
 
 
 def penultimate(net: nn.Module, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Progress of training: a bar with the remaining time on a terminal, one line per epoch, and the result in words."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import rich.progress
@@ -12,6 +13,8 @@ from warpi.utils.terminal import cell
 
 MOST_LINES = 12  # epochs that are printed
 SHOWN = {"loss": "loss", "meta_loss": "meta", "trusted_acc": "trusted %", "val_acc": "val %", "test_acc": "test %"}
+WATCH = 10.0  # seconds of training that a forecast is based on
+CHANGE = 1.5  # a forecast is corrected if the time left differs by this factor
 
 
 class Progress:
@@ -54,6 +57,48 @@ class Progress:
         shown = "  ".join(f"{label} {record[name]:.4g}" for name, label in self.shown.items() if name in record)
         epoch = f"epoch {record['epoch']:>{len(str(self.epochs))}}/{self.epochs}"
         self.print(f"{epoch}  {shown}  lr {record['lr']:.2g}  {record['seconds']:.1f} s")
+
+
+class Forecast:
+    """Predicts the end of a training from the time of its steps.
+
+    The first forecast comes after WATCH seconds. Some methods have later phases with slower steps, and there are
+    evaluations after epochs, so epochs are compared with the last forecast, several short ones at a time.
+    """
+
+    def __init__(self, steps_left: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps_left = steps_left
+        self.clock = clock
+        self.expected_end: float | None = None
+        self.began: float | None = None  # of the steps that are being measured
+        self.counted = 0
+
+    def after_step(self) -> float | None:
+        """Return the minutes left when they are first known."""
+        self.steps_left -= 1
+        now = self.clock()
+        if self.began is None:  # the first step is slower
+            self.began = now
+            return None
+        self.counted += 1
+        return self._predict(now) if self.expected_end is None and now - self.began >= WATCH else None
+
+    def after_epoch(self) -> float | None:
+        """Return the minutes left if the last forecast has turned out wrong."""
+        now = self.clock()
+        if self.expected_end is None or self.began is None or now - self.began < WATCH:
+            return None
+        expected = max(self.expected_end - now, 0.0)
+        left = self.steps_left * (now - self.began) / self.counted
+        minutes = None if expected / CHANGE <= left <= expected * CHANGE else self._predict(now)
+        self.began, self.counted = now, 0
+        return minutes
+
+    def _predict(self, now: float) -> float:
+        assert self.began is not None
+        seconds = self.steps_left * (now - self.began) / self.counted
+        self.expected_end = now + seconds
+        return seconds / 60
 
 
 def describe_trusted_accuracy(record: Mapping[str, float], n: int) -> str:

@@ -246,9 +246,9 @@ def _separate_trusted(
 
 
 def _find_given_labels(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor | None:
-    """The labels that separate trusted examples have in the data set.
+    """The labels in the data set of trusted examples that come from elsewhere.
 
-    None if all of them are right there: the labels in the data may have been corrected after the check.
+    None if they equal the trusted labels: the data set may have been corrected after the check.
     """
     given = labels_in(trusted, Split(dataset.examples, rows, dataset.y[rows]))
     has_errors = bool(((given >= 0) & (given != trusted.y)).any())
@@ -267,8 +267,8 @@ def _given_of_rows(dataset: Dataset, rows: Tensor) -> Tensor | None:
 def _drop_trusted(dataset: Dataset, rows: Tensor, trusted: Split) -> Tensor:
     """The rows without those that are also trusted examples. They are neither used as noisy rows nor for testing.
 
-    Rows with the same input as another row stay: if there are few possible inputs, they are probably other examples,
-    and dropping those whose label agrees with the trusted one would raise the noise rate.
+    Rows with the same input as another row stay. If there are few possible inputs, they are probably other examples.
+    Dropping those whose label agrees with the trusted one would then raise the noise rate.
     """
     repeated = mark_shared_once(Split(dataset.examples, rows, dataset.y[rows]), trusted)
     if repeated.all():
@@ -295,9 +295,9 @@ def _trusted_rows(dataset: Dataset, rows: Tensor, n: int | None, rng: Generator)
         return rows[:0]
     if not dataset.truth_is_known:
         raise UserError(
-            f"--meta {n} holds out trusted examples from data whose true labels are known; those of {dataset.name} "
-            "are not; pass a checked file with --trusted, mark checked rows in a column 'trusted', or, if all labels "
-            "are right, add them as true ones: an array 'clean' (.npz), a column 'clean_label' (tables, image lists)"
+            f"--meta {n} takes trusted examples from data whose true labels are known, but those of {dataset.name} are "
+            "not; pass checked rows with --trusted FILE, or mark them in a column 'trusted'; if all labels are right, "
+            "add them as the array 'clean' (.npz) or the column 'clean_label' (tables, image lists)"
         )
     return _draw_balanced(rows, dataset.truth, n, dataset.classes, rng)
 
@@ -354,7 +354,7 @@ def _warn_few(y: Tensor, classes: tuple[str, ...], held_out: bool) -> None:
     if few:
         listed = ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")
         after = ", after test and validation rows were held out" if held_out else ""
-        log.warning("too few training rows to learn from (%s)%s", listed, after)
+        log.warning("some classes have too few training rows to learn from (%s)%s", listed, after)
 
 
 def _warn_uneven(trusted: Tensor, given: Tensor, classes: tuple[str, ...]) -> None:

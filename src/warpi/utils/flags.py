@@ -1,6 +1,7 @@
 """Command-line flags made from dataclass fields: one flag per field, with the help text of its `setting`."""
 
 import argparse
+import re
 from collections.abc import Callable, Container
 from dataclasses import fields
 from functools import partial
@@ -55,16 +56,22 @@ class Parser(argparse.ArgumentParser):
         self.outputs.add(action.dest)
 
     def error(self, message: str) -> Never:
-        raise UserError(f"{self.prog}: {message}")
+        """Raise a UserError in place of one of argparse's own messages."""
+        message = message.removeprefix("argument ")
+        message = re.sub(r": expected .*argument.*", " needs a value", message)
+        message = re.sub(r": ignored explicit argument (.*)", r" does not take a value, got \1", message)
+        raise UserError(f"{message}; see {self.prog} --help")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Convert the value of a flag. argparse would replace the message of a UserError, as of every ValueError."""
+        """Convert the value of a flag. An error says what kind of value the flag needs."""
         try:
             return self._registry_get("type", action.type, action.type)(arg_string)
         except UserError:
             raise
-        except (ValueError, TypeError, argparse.ArgumentTypeError):
-            return super()._get_value(action, arg_string)
+        except (ValueError, TypeError) as e:
+            kinds: dict[object, str] = {int: "an integer", float: "a number"}
+            kind = kinds.get(action.type, "numbers separated by commas")
+            raise UserError(f"{_name(action)} must be {kind}, got {arg_string!r}") from e
 
     def read(self, argv: list[str]) -> dict[str, Any]:
         """Parse the arguments and return the values by field name."""
@@ -77,10 +84,11 @@ class Parser(argparse.ArgumentParser):
             if rest[0].startswith("-"):
                 flag = rest[0].split("=")[0]
                 raise self.explain(flag) or unknown("flag", flag, flags)
-            raise UserError(f"{self.prog}: unexpected {rest[0]!r}; flags begin with --, see {self.prog} --help")
+            raise UserError(f"unexpected argument {rest[0]!r}; flags begin with --, see {self.prog} --help")
         for action in required:
             if getattr(known, action.dest) in (None, []):
-                raise UserError(f"{self.prog}: required: {(*action.option_strings, action.metavar)[0]}")
+                value = f" {action.metavar}" if action.option_strings else ""
+                raise UserError(f"missing {_name(action)}{value}; see {self.prog} --help")
         for action in self._actions:
             path = getattr(known, action.dest, None)
             if action.metavar == "FILE" and action.option_strings and isinstance(path, Path):
@@ -88,6 +96,11 @@ class Parser(argparse.ArgumentParser):
                 if action.dest in self.outputs:
                     check_folder_exists(path)
         return vars(known)
+
+
+def _name(action: argparse.Action) -> object:
+    """The flag, or the metavar of a positional argument."""
+    return (*action.option_strings, action.metavar)[0]
 
 
 def add_fields(

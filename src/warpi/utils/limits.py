@@ -95,7 +95,7 @@ def check_array_file(path: Path) -> None:
 
 
 def _check_shape(path: Path, file: IO[bytes], size: int) -> None:
-    """Raise if the header of a large array claims more bytes than there are. The reader reports small ones."""
+    """Raise if the header of a large array claims more bytes than the file has. Small arrays are left to the reader."""
     import math
 
     from numpy.lib import format as npy

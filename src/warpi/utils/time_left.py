@@ -27,7 +27,7 @@ class TimeLeft:
 
     def line(self, now: float) -> str:
         speed = (self.done - self.first) / max(now - self.started, 1e-9)
-        left = format_seconds((self.total - self.done) / speed) if speed > 0 else "?"
+        left = format_duration((self.total - self.done) / speed) if speed > 0 else "?"
         return f"{self.done:,} of {self.total:,} {self.unit}, {speed:.3g} per second, {left} left"
 
     def close(self) -> None:
@@ -36,11 +36,9 @@ class TimeLeft:
             print(file=sys.stderr)
 
 
-def format_seconds(seconds: float) -> str:
-    """Seconds as 45 s, 3:05 min or 2:10 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+def format_duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 05 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -1,7 +1,7 @@
 """The consensus of several annotators, from tables or arrays, with the quality of each annotator."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from warpi.audit.annotators.dawid_skene import DawidSkene, Labels, fit_dawid_ske
 from warpi.audit.any_model.audit_array import normalize
 from warpi.audit.any_model.read_files import TrustedRows, encode, read_columns, read_probabilities, read_trusted
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.rates import MIN_CHECKS, Checks, Rate, estimate_rate
+from warpi.audit.rates import Checks, estimate_rate
 from warpi.datasets.labels import blank_missing, normalize_labels, sort_classes
 from warpi.errors import UserError
 from warpi.functional.intervals import wilson_interval
@@ -145,28 +145,29 @@ def _rate(row: Ints, label: Ints, model: DawidSkene, trusted: TrustedRows) -> di
     With 20 or more labels of random trusted rows, the interval is based on these: the mean over all labels is
     corrected by its mean error on the trusted rows. Otherwise it assumes that the model is right.
     """
+    if not len(row):
+        return {"n": 0, "accuracy": None, "low": None, "high": None, "checked": 0}
     wrong = 1 - model.q[row, label]
     order = np.searchsorted(trusted.row, row)
     checked = np.flatnonzero(np.append(trusted.row, -1)[order] == row)
     index = order[checked]
-    none_certain = np.zeros(len(checked), np.bool_)
-    is_wrong = label[checked] != trusted.true[index]
-    certain, random, weight = np.zeros(len(row), np.bool_), trusted.random[index], trusted.weight[index]
-    if not len(row):
-        return {"n": 0, "accuracy": None, "low": None, "high": None, "checked": 0}
-    checks = Checks(label, wrong, certain, label[checked], is_wrong, wrong[checked], random, none_certain, weight)
+    checks = Checks(
+        given=label,
+        wrong=wrong,
+        checked_given=label[checked],
+        is_wrong=label[checked] != trusted.true[index],
+        wrong_left_out=wrong[checked],
+        random=trusted.random[index],
+        weight=trusted.weight[index],
+    )
     rate = estimate_rate(checks, _LEVEL)
-    if rate.checked < MIN_CHECKS or rate.low is None or rate.high is None:
-        low, high = wilson_interval(float(wrong.mean()), len(row), _Z)
-        rate = Rate(len(row), float(wrong.mean()), low, high, 0)
-    values = asdict(rate)
-    return {
-        "n": values["n"],
-        "accuracy": 1 - values["rate"],
-        "low": 1 - values["high"],
-        "high": 1 - values["low"],
-        "checked": values["checked"],
-    }
+    low, high, n_checked = rate.low, rate.high, rate.checked
+    wrong_share = rate.rate
+    if low is None or high is None:
+        wrong_share = float(wrong.mean())
+        low, high = wilson_interval(wrong_share, len(row), _Z)
+        n_checked = 0
+    return {"n": len(row), "accuracy": 1 - wrong_share, "low": 1 - high, "high": 1 - low, "checked": n_checked}
 
 
 def read_annotators(source: object, columns: Sequence[str], classes: Sequence[str] | None) -> AnnotatorLabels:

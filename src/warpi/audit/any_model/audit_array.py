@@ -19,14 +19,13 @@ from warpi.audit.any_model.read_files import (
     read_trusted,
 )
 from warpi.audit.label_scores import Floats, Ints
-from warpi.audit.pair_model import features_of, fit_folds, mean_posterior, raise_small, soft_transition
+from warpi.audit.pair_model import MIN_PAIRS, features_of, fit_folds, mean_posterior, raise_small, soft_transition
 from warpi.audit.rates import Checks, estimate_class_rates, estimate_rate
 from warpi.audit.result import Audit, CheckedPairs
 from warpi.auto.transition import confident_transition
 from warpi.errors import UserError
 
 log = logging.getLogger("warpi.audit")
-MIN_PAIRS = 20  # with fewer, Bayes' rule with the transition matrix is as good
 CHUNK = 65_536  # rows
 _SAMPLE_ROWS, _SAMPLE_CELLS = 200_000, 20_000_000  # largest sample from which transition matrices are estimated
 _PAIR_STRENGTH = 10.0  # weight of the estimated T against pairs of labels, in pairs of each true class
@@ -180,10 +179,15 @@ def normalize(values: NDArray[Any], start: int = 0) -> Floats:
 def _make_checks(given: NDArray[Any], wrong: NDArray[Any], trusted: TrustedRows, left_out: Floats) -> Checks:
     m = len(trusted.row)
     label = given[trusted.row]
-    wrong_left_out = 1 - left_out[np.arange(m), label]
-    none_certain, is_wrong = np.zeros(m, np.bool_), label != trusted.true
-    certain = np.zeros(len(given), np.bool_)
-    return Checks(given, wrong, certain, label, is_wrong, wrong_left_out, trusted.random, none_certain, trusted.weight)
+    return Checks(
+        given=given,
+        wrong=wrong,
+        checked_given=label,
+        is_wrong=label != trusted.true,
+        wrong_left_out=1 - left_out[np.arange(m), label],
+        random=trusted.random,
+        weight=trusted.weight,
+    )
 
 
 def _describe(judge: _Judge, trusted: TrustedRows, classes: tuple[str, ...], threshold: float) -> dict[str, Any]:

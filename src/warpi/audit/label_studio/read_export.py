@@ -50,12 +50,10 @@ def read_export(path: Path, control: str | None = None) -> Export:
         raise UserError(f"{path} is not a list of tasks with 'data' and 'annotations'; {_ADVICE}")
     used = Counter(_name(result) for task in raw for result in _results(task) if _is_choice(result))
     name = _choose_control(path, used, control)
-    if name is None:
-        total = sum(1 for task in raw for _ in _results(task))
-        return Export(tuple(_read_task(path, task, "") for task in raw), raw, None, total)
-    total = sum(1 for task in raw for _ in _results(task)) - sum(n for (first, _), n in used.items() if first == name)
-    to_name = next(second for first, second in used if first == name)
-    return Export(tuple(_read_task(path, task, name) for task in raw), raw, (name, to_name), total)
+    tasks = tuple(_read_task(path, task, name or "") for task in raw)
+    n_results = sum(len(_results(task)) for task in raw)
+    n_read = sum(n for (first, _), n in used.items() if first == name)
+    return Export(tasks, raw, next((pair for pair in used if pair[0] == name), None), n_results - n_read)
 
 
 def _is_task(task: object) -> bool:

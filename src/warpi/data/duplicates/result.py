@@ -50,7 +50,7 @@ class Duplicates:
 
     @property
     def has_findings(self) -> bool:
-        """Whether there is anything to tell: a copy, an outlier, a useless image, or a search that was left out."""
+        """Whether there is anything to report: a copy, an outlier, an unusable image, or a search that was skipped."""
         return bool((self.group >= 0).any() or self.is_outlier.any() or any(self.problem) or self.skipped)
 
     def unusual(self) -> dict[int, str]:

@@ -102,7 +102,8 @@ def has_pictures(split: Split) -> bool:
 
 def reason_to_skip(split: Split, n: int, bounded: bool) -> str:
     """Why near copies are not searched for; '' if they are."""
-    files, pictures = isinstance(split.examples, FileExamples), has_pictures(split)
+    files = isinstance(split.examples, FileExamples)
+    pictures = has_pictures(split)
     if len(split.examples.shape) == 3 and not (files or pictures):
         return f"images with fewer than {MIN_SIDE} pixels per side look too much alike"
     d = math.prod(split.examples.shape)
@@ -127,7 +128,8 @@ def _search_near(inputs: Any, usable: Ints, is_image: bool, split: Split, most: 
     if not len(usable):
         return Pairs(usable, usable, np.zeros(0)), np.zeros(0)
     if is_image:
-        pairs, score = find_similar_images(inputs[torch.from_numpy(usable)], most), np.zeros(len(usable))
+        pairs = find_similar_images(inputs[torch.from_numpy(usable)], most)
+        score = np.zeros(len(usable))
     else:
         pairs, score = find_close_vectors(inputs[usable], isinstance(split.examples, SparseExamples))
     return Pairs(usable[pairs.a], usable[pairs.b], np.minimum(pairs.similarity, 1 - 1e-4)), score

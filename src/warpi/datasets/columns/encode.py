@@ -22,7 +22,8 @@ from warpi.data.numeric import (
     needs_float64,
 )
 from warpi.data.sparse import SparseExamples, encode_categories, encode_texts
-from warpi.datasets.columns.choose import Notes, read_days, read_numbers
+from warpi.datasets.columns.choose import Notes
+from warpi.datasets.columns.parse_cells import read_days, read_numbers
 from warpi.datasets.columns.raw import Table, Words
 from warpi.datasets.delimited_files import shorten_list
 from warpi.datasets.labels import to_texts

@@ -21,7 +21,6 @@ from warpi.errors import UserError, first_line, unknown
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-_HALF = (0.5, 0.5, 0.5)
 _NETWORK_ERRORS = (OSError, RuntimeError, ValueError, LookupError, AttributeError)
 
 

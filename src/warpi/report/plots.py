@@ -1,4 +1,4 @@
-"""Learning curves of runs as PNG and SVG: test accuracy and training loss against the epoch."""
+"""The plots of a report as PNG and SVG: learning curves, and the critical-difference plot of methods."""
 
 import statistics
 import textwrap
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warpi.report.experiments import Experiment, RunRecord, group, group_by, number
+from warpi.report.paired_tests import Ranking
 from warpi.report.plot_style import GREY, LineStyle, epoch_axis, figure_style, file_stem, line_styles, save
 from warpi.utils.terminal import visible
 
@@ -31,9 +32,7 @@ def draw_curves(runs: Iterable[RunRecord], out: Path) -> list[Path]:
     paths: list[Path] = []
     for block, members in group_by(groups, lambda g: g.block).items():
         name = file_stem("curves", *block)
-        while (
-            out / f"{name}.png" in paths
-        ):  # the names of two blocks may differ only in special characters, which a file name lacks
+        while out / f"{name}.png" in paths:  # the names of two blocks may differ only in characters that are replaced
             name += "-other"
         with figure_style():
             paths += save(_draw(sorted(members, key=_last_accuracy, reverse=True), styles), out / name)
@@ -131,3 +130,38 @@ def title(groups: Sequence[Experiment]) -> str:
     seeds = f"{few} seed{'s' * (few != 1)}" if few == many else f"{few} to {many} seeds"
     band = " (band: ± one standard deviation)" if many > 1 else ""
     return f"{groups[0].block_title}, {seeds}{band}"
+
+
+def draw_ranks(ranking: Ranking) -> "Figure":
+    """A critical-difference plot: methods along an axis of mean ranks; bars join those that are not distinguished.
+
+    Draw and save it within `figure_style`.
+    """
+    from matplotlib.figure import Figure
+
+    k = len(ranking.methods)
+    half = (k + 1) // 2
+    start = -0.4 * len(ranking.groups) - 0.9  # height of the first name
+    margin = 0.5 + 0.085 * max(len(visible(name)) for name in ranking.methods)  # inches for the names on each side
+    width = 2 * margin + 5
+    height = 1.1 + 0.13 * len(ranking.groups) + 0.25 * half
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((margin / width, 0.02, 5 / width, 0.96))
+    axes.set_axis_off()
+    axes.set(xlim=(0.9, k + 0.1), ylim=(start - 0.75 * half, 1.1))
+    axes.plot([1, k], [0, 0], color="black", linewidth=1.2)
+    for tick in range(1, k + 1):
+        axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1.2)
+        axes.text(tick, 0.3, str(tick), ha="center", va="bottom")
+    for place, (name, rank) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
+        left = place < half
+        y = start - 0.75 * (place if left else k - 1 - place)
+        edge = 0.9 if left else k + 0.1
+        axes.plot([rank, rank, edge], [0, y, y], color="black", linewidth=0.8)
+        text = f"{visible(name)}  {rank:.2f}" if left else f"{rank:.2f}  {visible(name)}"
+        side = "right" if left else "left"
+        axes.text(edge + (-0.05 if left else 0.05), y, text, ha=side, va="center", parse_math=False)
+    for level, (first, last) in enumerate(ranking.groups, 1):
+        ends = [ranking.ranks[first] - 0.03, ranking.ranks[last] + 0.03]
+        axes.plot(ends, [-0.4 * level] * 2, color="black", linewidth=4, solid_capstyle="butt")
+    return figure
