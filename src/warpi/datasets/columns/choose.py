@@ -29,9 +29,7 @@ from warpi.errors import UserError
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
 MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
 RARE = 3  # categories with fewer rows than this are rare
-_ID_NAME = re.compile(
-    r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|row[._ ]?names?|index|idx|key|hash|unnamed: [\d.]+)$"
-)
+_ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|row[._ ]?names?|index|idx|key|hash|unnamed: [\d.]+)$")
 _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
 
 
