@@ -7,7 +7,7 @@ from scipy.sparse import csr_array, hstack, random_array
 from warpi.auto.fit import AutoSettings, fit_auto
 from warpi.auto.learners import softmax
 from warpi.auto.learners.modules import Mixture
-from warpi.auto.learners.softmax import fit_softmax
+from warpi.auto.learners.softmax import find_span, fit_softmax
 from warpi.auto.models import (
     WIDE,
     Plan,
@@ -66,6 +66,13 @@ def test_softmax_on_far_more_columns_than_rows_is_the_same_in_the_span_of_the_ro
     np.testing.assert_allclose(spanned.p, plain.p, atol=1e-4)
     np.testing.assert_allclose(spanned.coefficients, plain.coefficients, atol=1e-4)
     np.testing.assert_allclose(spanned.predict(x[:10]), spanned.p[:10], atol=1e-6)
+
+
+def test_rows_of_float32_that_depend_on_each_other_have_a_span():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 20)) @ rng.normal(size=(20, 400))  # their products are singular, up to rounding errors
+    span = find_span(csr_array(rows.astype(np.float32)), np.arange(60))
+    np.testing.assert_allclose(span.coordinates @ span.coordinates.T, rows @ rows.T, atol=0.01)
 
 
 def test_auto_on_many_columns_corrects_labels_and_predicts_new_rows():
