@@ -271,11 +271,14 @@ def correct_shares(problem: Problem, final: Column, prior: Floats) -> Column:
 
     Its mean probabilities lie between the shares of the classes and those of the given labels, because it is careful
     and partly learned from these: if a large class is often mistaken for a small one, the small class looks too large.
-    The most probable class of each row, given its label, is a better count.
+    The most probable class of each row, with or without its given label, is a better count. If only one of these two
+    counts exceeds the sum of the probabilities, nothing is changed.
     """
-    _, posterior = estimate_transition(problem.noisy(final.p), problem.given, prior)
-    counts = np.bincount(posterior.argmax(1), minlength=problem.n_classes)
-    factors = (counts + 1) / (posterior.sum(0) + 1)
+    p = problem.noisy(final.p)
+    _, posterior = estimate_transition(p, problem.given, prior)
+    with_label, without = (np.bincount(q.argmax(1), minlength=problem.n_classes) for q in (posterior, p))
+    total = posterior.sum(0)
+    factors = (np.median([total, with_label, without], axis=0) + 1) / (total + 1)
     return replace(final, p=scale_classes(final.p, factors), factors=factors)
 
 
