@@ -134,6 +134,8 @@ def test_parquet_dates_and_vectors(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"when": days, "took": days - days[0], "v": [[1.0, 2], [3, 4], None, [5, 9]], "label": [0, 1, 1, 0]}
     )
+    frame.assign(at=days.time).to_parquet(tmp_path / "times.parquet")
+    assert columns_of(read_table(tmp_path / "times.parquet")).features["at"] == NumberColumn(0.0, True, "clock")
     frame.to_parquet(tmp_path / "t.parquet")
     data = read_table(tmp_path / "t.parquet")
     features = columns_of(data).features

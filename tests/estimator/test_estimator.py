@@ -1,5 +1,6 @@
 """NoisyLabelClassifier: scikit-learn's checks, every kind of X, files, and training without trusted examples."""
 
+import datetime
 import json
 import os
 import pickle
@@ -395,6 +396,19 @@ def test_a_column_that_was_read_may_have_no_value_later(dated: pd.DataFrame, gap
     numbers = layout.numbers(one.assign(when=gap, stamp=gap, price=gap, took=gap))
     texts = layout.numbers(one.assign(when="", stamp="", price="", took=""))
     np.testing.assert_array_equal(numbers, texts)
+
+
+def test_times_and_columns_of_numbers_and_words() -> None:
+    times = [datetime.time(k % 24, 5) for k in range(40)]
+    texts = [time.strftime("%H:%M:%S") for time in times]
+    numbers = [k if k % 2 else str(k) for k in range(40)]  # as pandas reads a file in parts
+    codes: list[Any] = [1, "x", 2.5, None] * 10
+    X = pd.DataFrame({"time": times, "text": texts, "number": numbers, "code": codes, "word": ["u", "v"] * 20})
+    layout = Layout.of(X, custom_net=False)
+    assert layout.categories == (None, None, None, (1, 2.5, "x", None), ("u", "v"))
+    seconds = [3600 * (k % 24) + 300 for k in range(40)]
+    np.testing.assert_array_equal(layout.numbers(X)[:, :3], np.transpose([seconds, seconds, range(40)]))
+    assert layout.numbers(X)[:4, 3].tolist() == [0, 2, 1, 3]
 
 
 def test_dates_in_a_fitted_classifier(dated: pd.DataFrame, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ MOST_BOOSTED_AT_LAST = 150_000  # the same for the fit on all rows
 MOST_LINEAR = 40_000  # rows of a linear model in the fit on all rows
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of the user's classifiers, which are slower than the others
+FREQUENT = 0.05  # share of the rows with a category from which its column is kept next to words
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
 
 
@@ -323,13 +324,37 @@ def find_directions(x: Matrix) -> Floats | None:
 
 
 def find_projection(x: Matrix, seed: int, size: int = 50) -> Floats | None:
-    """The leading right singular vectors of a sparse matrix, for models that need dense columns."""
+    """The columns [D, d] of a sparse matrix for models that need dense ones.
+
+    These are the columns of numbers and of frequent categories, and the leading right singular vectors of all others,
+    which are words.
+    """
     if not sparse.issparse(x):
         return None
-    size = min(size, min(x.shape) - 1)
-    rng = np.random.default_rng(seed)
-    _, _, directions = sparse.linalg.svds(x.astype(np.float64), k=max(1, size), v0=rng.random(min(x.shape)))
-    return np.ascontiguousarray(directions.T)
+    kept = find_plain_columns(x)
+    words = np.setdiff1d(np.arange(x.shape[1]), kept)
+    selection = np.zeros((x.shape[1], len(kept)))
+    selection[kept, np.arange(len(kept))] = 1
+    size = min(size, min(x.shape[0], len(words)) - 1)
+    if size < 1:
+        return np.eye(x.shape[1])
+    start = np.random.default_rng(seed).random(min(x.shape[0], len(words)))
+    _, _, directions = sparse.linalg.svds(x[:, words].astype(np.float64), k=size, v0=start)
+    projection = np.zeros((x.shape[1], size))
+    projection[words] = directions.T
+    return np.ascontiguousarray(np.concatenate([selection, projection], axis=1))
+
+
+def find_plain_columns(x: Matrix) -> Ints:
+    """Columns of numbers, some of which are negative, and of categories that are not rare; at most WIDE.
+
+    Trees find them more easily than directions in which they are mixed with words. Weights of words are not negative.
+    """
+    entries = np.bincount(x.indices, minlength=x.shape[1])
+    low, high = (extreme.toarray().ravel() for extreme in (x.min(axis=0), x.max(axis=0)))
+    is_category = (low == 0) & np.isclose(x.sum(axis=0), entries * high) & (entries >= FREQUENT * x.shape[0])
+    plain = np.flatnonzero((low < 0) | is_category)
+    return np.sort(plain[np.argsort(-entries[plain], kind="stable")[:WIDE]])
 
 
 def fit_neighbors(x: Matrix, q: Floats, weight: Floats, k: int = 15) -> tuple[Floats, Neighbors]:

@@ -17,7 +17,7 @@ from warpi.auto.candidates import (
     choose_for_gold,
     fit_base,
 )
-from warpi.auto.combine import drop_small, mix, pick, stack_weights
+from warpi.auto.combine import drop_small, mix, pick, scale_classes, stack_weights
 from warpi.auto.gold import fit_gold
 from warpi.auto.models import Plan, model_name
 from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem
@@ -86,7 +86,7 @@ def run_procedure(
         weights = mark_leaders(columns) / mark_leaders(columns).sum()
     share = 1.0 if lead > ALONE_AT else SWITCHED_SHARE if lead > SWITCH_AT else TRUSTED_SHARE
     final = combine("auto", columns, drop_small(give_share_to_trusted(weights, columns, share)))
-    return Outcome(final, columns, transition, prior, explain(final, lead), left_out)
+    return Outcome(correct_shares(problem, final, prior), columns, transition, prior, explain(final, lead), left_out)
 
 
 def fit_gold_in_time(
@@ -112,6 +112,7 @@ def finish_without_gold(
     transition, _ = estimate_transition(problem.noisy(first.p), problem.given, prior)
     weights = np.array([1.0 if column is first else 0.0 for column in [*base, first]])
     final = combine("auto", [*base, first], drop_small(give_share_to_trusted(weights, [*base, first], TRUSTED_SHARE)))
+    final = correct_shares(problem, final, prior)
     return Outcome(final, [*base, first], transition, prior, explain(final, 0.0), left_out)
 
 
@@ -163,6 +164,22 @@ def combine(name: str, columns: list[Column], weights: Floats) -> Column:
         weights=[weight for _, weight in used],
         powers=[column.power for column, _ in used],
     )
+
+
+def correct_shares(problem: Problem, final: Column, prior: Floats) -> Column:
+    """Scale the classes of the mixture to their shares among the noisy rows.
+
+    Its mean probabilities lie between the shares of the classes and those of the given labels, because it is careful
+    and partly learned from these: if a large class is often mistaken for a small one, the small class looks too large.
+    The most probable class of each row, with or without its given label, is a better count. If only one of these two
+    counts exceeds the sum of the probabilities, nothing is changed.
+    """
+    p = problem.noisy(final.p)
+    _, posterior = estimate_transition(p, problem.given, prior)
+    with_label, without = (np.bincount(q.argmax(1), minlength=problem.n_classes) for q in (posterior, p))
+    total = posterior.sum(0)
+    factors = (np.median([total, with_label, without], axis=0) + 1) / (total + 1)
+    return replace(final, p=scale_classes(final.p, factors), factors=factors)
 
 
 def lead_of_trusted(problem: Problem, base: list[Column], gold: Column) -> float:

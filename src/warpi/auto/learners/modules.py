@@ -287,7 +287,8 @@ class Node:
     """One step of a mixture: a weighted mean or a weighted geometric mean of calibrated inputs.
 
     Inputs are numbers: 0, 1, ... for the parts, then the earlier nodes. Calibration raises probabilities to the power
-    of their temperature; `smooth` mixes in the uniform distribution before and after.
+    of their temperature; `smooth` mixes in the uniform distribution before and after. `factors` correct the shares of
+    the classes in the result.
     """
 
     def __init__(
@@ -297,12 +298,14 @@ class Node:
         powers: Sequence[float],
         geometric: bool = False,
         smooth: float = 0.01,
+        factors: Sequence[float] | None = None,
     ) -> None:
         self.inputs = [int(i) for i in inputs]
         self.weights = [float(w) for w in weights]
         self.powers = [float(g) for g in powers]
         self.geometric = bool(geometric)
         self.smooth = float(smooth)
+        self.factors = None if factors is None else [float(f) for f in factors]
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -343,7 +346,8 @@ class Mixture(nn.Module):
             p = _smooth(values[i], node.smooth) ** power
             calibrated.append(_smooth(p / p.sum(1, keepdim=True), node.smooth))
         if not node.geometric:
-            return torch.stack([w * p for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
+            mean = torch.stack([w * p for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
+            return mean if node.factors is None else F.normalize(mean * torch.tensor(node.factors).to(mean), p=1, dim=1)
         logs = torch.stack([w * p.log() for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
         return _smooth(F.softmax(logs, dim=1), 2 * node.smooth)
 
