@@ -35,13 +35,11 @@ def check(
     is_wrong: np.ndarray,
     w: np.ndarray,
     random: np.ndarray | None = None,
-    certain: np.ndarray | None = None,
     weight: np.ndarray | None = None,
 ) -> Checks:
     random = np.ones(len(rows), bool) if random is None else random
-    certain = np.zeros(N, bool) if certain is None else certain
     weight = np.ones(len(rows)) if weight is None else weight
-    return Checks(given, w, certain, given[rows], is_wrong[rows], w[rows], random, certain[rows], weight)
+    return Checks(given, w, given[rows], is_wrong[rows], w[rows], random, weight)
 
 
 def test_the_estimate_is_unbiased_and_its_interval_covers() -> None:
@@ -83,13 +81,12 @@ def test_checking_every_row_gives_the_exact_rate() -> None:
 
 def test_rows_checked_because_of_their_score_do_not_bias_the_rate() -> None:
     given, is_wrong, w = population(4)
-    certain = w >= np.sort(w)[-200]  # all of these are checked
-    top = np.flatnonzero(certain)
+    top = np.flatnonzero(w >= np.sort(w)[-200])  # all of these are checked
     estimates, naive = [], []
     for seed in range(200):
         random = np.random.default_rng(seed).choice(N, 100, replace=False)
         checked = np.union1d(random, top)
-        checks = check(checked, given, is_wrong, w, np.isin(checked, random), certain)
+        checks = check(checked, given, is_wrong, w, np.isin(checked, random))
         estimates.append(estimate_rate(checks))
         naive.append(is_wrong[checked].mean())
     truth = is_wrong.mean()
@@ -121,12 +118,10 @@ def test_checks_of_other_rows_are_a_sample_too() -> None:
         checks = Checks(
             given[inside],
             w[inside],
-            np.zeros(400, bool),
             given[other],
             is_wrong[other],
             w[other],
             np.ones(300, bool),
-            np.zeros(300, bool),
             np.ones(300),
             np.ones(300, bool),
         )

@@ -12,10 +12,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
-from warpi.auto import fit as fit_module, models, procedure, score
+from warpi.auto import budget, candidates, fit as fit_module, models, procedure, score
 from warpi.auto.fit import AutoResult, AutoSettings, fit_auto
 from warpi.auto.learners.modules import Mixture
-from warpi.auto.problem import Clock, OutOfTimeError
+from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.rows import Rows
 from warpi.auto.transition import bayes
 from warpi.errors import UserError
@@ -293,14 +293,90 @@ def test_any_classifier(estimator: object, savable: bool) -> None:
             result.model.state_dict()
 
 
-def test_a_budget_leaves_candidates_out_and_says_so() -> None:
+class Sighted(HistGradientBoostingClassifier):
+    """Fails unless it sees a missing cell in column 1, and none elsewhere."""
+
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> "Sighted":
+        assert np.isnan(X).any(axis=0).tolist() == [False, True, False, False, False]
+        return super().fit(X, y, sample_weight)
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "some columns selected"])
+def test_boosting_sees_missing_cells(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of column 1 are missing in most rows of class 0. Column 5 is left out if 5 columns are selected."""
+    rows = make_rows(n=90, per_class=8)
+    rng = np.random.default_rng(1)
+
+    def add_gaps(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        gaps = (labels == 0) & (rng.random(len(x)) < 0.8)
+        more = np.stack([gaps, np.arange(len(x)) == 0], axis=1)
+        return np.concatenate([np.where(gaps[:, None] & (np.arange(4) == 1), 0, x), more], axis=1).astype(np.float32)
+
+    x, x_trusted = add_gaps(rows.x, true_labels(rows)), add_gaps(rows.x_trusted, rows.y_trusted)
+    if wide:
+        x, x_trusted = (np.concatenate([part[:, 5:], part[:, :5]], axis=1) for part in (x, x_trusted))
+        monkeypatch.setattr(fit_module, "find_columns", lambda _: np.eye(6, dtype=np.float32)[:, 1:])
+        marks = np.array([-1, -1, 5, 0, -1, -1])
+    else:
+        x, x_trusted = x[:, :5], x_trusted[:, :5]
+        marks = np.array([-1, 4, -1, -1, -1])
+    marked = replace(rows, x=x, x_trusted=x_trusted, marks=marks)
+    boosting = Sighted(max_iter=5, min_samples_leaf=2)
+    result = fit_auto(marked, AutoSettings(models=(boosting,), measure=False))
+    check(result, marked)
+    assert (result.p.argmax(1) == true_labels(rows)).mean() > 0.85
+
+
+def test_the_smallest_budget_leaves_one_model_and_its_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "FEWEST_TREES", 6)
     rows = make_rows()
     result = fit_auto(rows, AutoSettings(budget=1e-6))
     check(result, rows)
+    assert [candidate.name for candidate in result.candidates if candidate.weight] == ["first stack"]
+    assert {candidate.name for candidate in result.candidates if not candidate.note} == {"forest", "first stack"}
     notes = {candidate.name: candidate.note for candidate in result.candidates if candidate.note}
-    assert "logistic" in notes
-    assert "budget" in notes["logistic"]
-    assert result.trusted_score is None
+    expected = {"logistic", "kernel", "gold forest", "gold logistic", "gold kernel", "trees 7 to 10 of each forest"}
+    assert expected <= set(notes)
+    assert set(notes.values()) == {budget.NO_TIME}
+    hits = result.p_trusted.argmax(1) == rows.y_trusted
+    assert result.trusted_score is not None
+    assert result.trusted_score.estimate == pytest.approx(hits.mean(), abs=0.1)
+
+
+def test_a_budget_without_trusted_rows() -> None:
+    rows = make_rows(per_class=0)
+    result = fit_auto(rows, AutoSettings(budget=1e-6))
+    check(result, rows)
+    assert "the budget allows" in result.reason
+    assert {c.name for c in result.candidates if c.note} == {
+        "logistic",
+        "forest, pruned",
+        "gold forest",
+        "gold logistic",
+    }
+
+
+def test_with_enough_time_a_budget_leaves_nothing_out() -> None:
+    rows = make_rows()
+    result = fit_auto(rows, AutoSettings(models=("logistic",), budget=1e6))
+    without = fit_auto(rows, QUICK)
+    assert not [candidate.note for candidate in result.candidates if candidate.note]
+    assert {c.name for c in result.candidates} == {c.name for c in without.candidates}
+    assert np.allclose(result.p, without.p, atol=1e-6)
+    assert result.trusted_score is not None
+
+
+def test_gold_has_as_many_models_as_fit_into_the_budget() -> None:
+    """Gold takes twice the time of a model. The repetitions take as long again as all that they repeat."""
+    problem = pose_problem(make_rows())
+    plan = fit_module.make_plan(problem, 0)
+    for seconds, left_out in ((100, set()), (11, {"gold kernel"}), (3, {"gold forest", "gold kernel"})):
+        fitter = candidates.CandidateFitter(problem, plan, Clock(seconds), lambda _: None, repeats=1)
+        fitter.columns = [Column("forest", problem.labels, 1.0), Column("kernel", problem.labels, 3.0)]
+        fitter.reserve_gold(("forest", "kernel"))
+        assert set(fitter.left_out) == left_out
+        assert fitter.reserved == {0: 16, 1: 4, 2: 0}[len(left_out)]
+        assert fitter.admits("forest, pruned", "forest") == (seconds > fitter.reserved + 2)
 
 
 def test_progress_is_reported() -> None:
@@ -343,13 +419,13 @@ def test_the_last_fit_uses_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_with_many_rows_the_plain_models_are_fitted_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, int]] = []
-    fit_model = procedure.fit_model
+    fit_model = candidates.fit_model
 
     def counted(model: Any, x: Any, q: Any, weight: Any, *args: Any, **how: Any) -> Any:
         calls.append((model, int((weight == 1).sum())))
         return fit_model(model, x, q, weight, *args, **how)
 
-    monkeypatch.setattr(procedure, "fit_model", counted)
+    monkeypatch.setattr(candidates, "fit_model", counted)
     monkeypatch.setattr(score, "MANY_ROWS", 100)
     rows = make_rows()
     result = fit_auto(rows, QUICK)

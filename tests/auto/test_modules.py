@@ -1,6 +1,7 @@
 """The torch modules predict what scikit-learn predicts, and can be stored without pickle."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -13,8 +14,18 @@ from sklearn.tree import DecisionTreeRegressor
 
 from warpi.auto.learners.convert import estimators_to_module
 from warpi.auto.learners.forest import fit_forest, trees_to_module
-from warpi.auto.learners.modules import Linear, Mixture, Node, Projected, Wrapped, round_down
-from warpi.auto.models import fit_neighbors
+from warpi.auto.learners.modules import (
+    Gaps,
+    Linear,
+    Mixture,
+    Node,
+    Projected,
+    Wrapped,
+    build_part,
+    round_down,
+    store_part,
+)
+from warpi.auto.models import fit_neighbors, open_gaps
 from warpi.errors import UserError
 
 
@@ -43,6 +54,55 @@ def test_modules_equal_scikit_learn(estimator, k: int) -> None:
     module = estimators_to_module([estimator], k)
     assert not isinstance(module, Wrapped)
     assert np.allclose(module(torch.as_tensor(new)).exp(), estimator.predict_proba(new), atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("columns", [(0, 1), (1, 4), ()], ids=["seen in training", "one of them seen", "unseen"])
+def test_boosting_sends_missing_numbers_where_scikit_learn_does(columns: tuple[int, ...], k: int) -> None:
+    """`columns` have missing cells in training, and columns 0 and 1 in prediction."""
+    x, y = make_rows(400, k=k)
+    rng = np.random.default_rng(5)
+    for column in columns:
+        x[(rng.random(len(x)) < 0.3) & ((y == 0) | (column == 4)), column] = np.nan
+    estimator = HistGradientBoostingClassifier(max_iter=8, min_samples_leaf=3).fit(x, y)
+    new, _ = make_rows(300, seed=1)
+    new[:, :2][rng.random((300, 2)) < 0.4] = np.nan
+    module = estimators_to_module([estimator], k)
+    assert np.allclose(module(torch.as_tensor(new)).exp(), estimator.predict_proba(new), atol=1e-5)
+
+
+def make_gaps() -> tuple[HistGradientBoostingClassifier, np.ndarray, np.ndarray]:
+    """A model of numbers with NaN, and the same numbers as medians and marks: column 5 marks the gaps of column 1."""
+    x, y = make_rows(300)
+    gaps = np.random.default_rng(6).random(len(x)) < 0.3
+    mark = np.where(gaps, 1.5, -0.6).astype(np.float32)[:, None]  # standardized
+    filled = np.concatenate([np.where(gaps[:, None] & (np.arange(5) == 1), 0, x), mark], axis=1).astype(np.float32)
+    x[gaps, 1] = np.nan
+    numbers = np.concatenate([x, mark], axis=1)
+    return HistGradientBoostingClassifier(max_iter=5, min_samples_leaf=3).fit(numbers, y), numbers, filled
+
+
+def test_marks_become_missing_numbers(tmp_path) -> None:
+    estimator, numbers, filled = make_gaps()
+    marks = np.array([-1, 5, -1, -1, -1, -1])
+    np.testing.assert_array_equal(open_gaps(filled, marks), numbers)
+    mixture = Mixture([Gaps(marks, estimators_to_module([estimator], 3))], [Node([0], [1.0], [1.0], smooth=0.0)])
+    x = torch.as_tensor(filled)
+    assert np.allclose(mixture(x).exp(), estimator.predict_proba(numbers), atol=1e-5)
+    restored = Mixture()
+    restored.load_state_dict(mixture.state_dict())
+    assert torch.equal(restored(x), mixture(x))
+    session = export(mixture, x[:4], tmp_path / "model.onnx")
+    assert np.allclose(session.run(None, {"x": filled})[0], mixture(x), atol=1e-4)
+
+
+def test_trees_of_older_versions_are_restored() -> None:
+    estimator, _, _ = make_gaps()
+    stored = store_part(estimators_to_module([estimator], 3))
+    del stored["gap_right"]
+    x = torch.as_tensor(make_rows(20)[0])
+    x = torch.cat([x, torch.zeros(20, 1)], dim=1)
+    assert torch.equal(build_part(stored)(x), estimators_to_module([estimator], 3)(x))
 
 
 def test_a_class_that_the_estimator_has_not_seen_gets_no_probability() -> None:
@@ -128,16 +188,19 @@ def test_an_estimator_without_a_conversion_cannot_be_saved() -> None:
         mixture.state_dict()
 
 
-def test_a_mixture_is_exported_to_onnx(tmp_path) -> None:
-    mixture, x = make_mixture()
-    path = tmp_path / "model.onnx"
+def export(mixture: Mixture, x: torch.Tensor, path: Path) -> onnxruntime.InferenceSession:
     shapes = {"x": {0: torch.export.Dim("batch")}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            mixture.eval(), (x[:4],), path, dynamo=True, verbose=False, input_names=["x"], dynamic_shapes=shapes
+            mixture.eval(), (x,), path, dynamo=True, verbose=False, input_names=["x"], dynamic_shapes=shapes
         )
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def test_a_mixture_is_exported_to_onnx(tmp_path) -> None:
+    mixture, x = make_mixture()
+    session = export(mixture, x[:4], tmp_path / "model.onnx")
     assert np.allclose(session.run(None, {"x": x.numpy()})[0], mixture(x), atol=1e-4)
 
 

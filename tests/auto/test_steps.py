@@ -5,16 +5,18 @@ from time import sleep
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from warpi.auto.combine import calibrate, drop_small, pool, sharpen, stack_weights
+from warpi.auto.candidates import keep_agreeing, keep_confident
+from warpi.auto.combine import calibrate, drop_small, pool, scale_classes, sharpen, stack_weights
 from warpi.auto.fit import make_plan
 from warpi.auto.learners.forest import fit_forest
 from warpi.auto.learners.softmax import fit_softmax, predict, standardize
 from warpi.auto.models import draw_labels, run_parallel
-from warpi.auto.problem import Clock, OutOfTimeError, pose_problem
-from warpi.auto.procedure import give_share_to_trusted, keep_agreeing, keep_confident
+from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem, build_mixture, pose_problem, predict_by_column
+from warpi.auto.procedure import combine, correct_shares, give_share_to_trusted
 from warpi.auto.rows import Rows, assign_folds, trusted_importance, weigh_trusted
 from warpi.auto.score import (
     accuracy_interval,
@@ -313,3 +315,45 @@ def test_agreeing_rows_are_those_whose_label_every_model_predicts() -> None:
     first, second = np.eye(2)[[0, 1, 1, 0]], np.eye(2)[[0, 0, 0, 0]]
     assert keep_agreeing([first, second], problem).tolist() == [1, 0, 0, 0]
     assert keep_agreeing([first], problem).tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("share", [0.08, 0.5])
+def test_the_mixture_is_scaled_to_the_shares_of_the_classes(share: float) -> None:
+    """The predictions are right except for the shares, which are those of the given labels."""
+    rng = np.random.default_rng(0)
+    n, rate = 4000, 0.4
+    truth = (rng.random(n) < share).astype(np.int64)
+    given = np.where(rng.random(n) < rate, 1 - truth, truth)
+    x = rng.normal(1.5 * truth)
+    odds = np.exp(1.5 * x - 1.5**2 / 2) * given.mean() / (1 - given.mean())
+    p = np.column_stack([1 / (1 + odds), odds / (1 + odds)])
+    problem = Problem(x[:, None], given, truth[:0], None, np.ones(0), np.zeros(len(given), bool), 2)
+    part = Column("part", p)
+    final = combine("auto", [part], np.ones(1))
+    prior = 20 * np.array([[1 - rate, rate], [rate, 1 - rate]])
+    corrected = correct_shares(problem, final, prior)
+    error = lambda column: abs(column.p[:, 1].mean() - share)
+    hits = lambda column: float((column.p.argmax(1) == truth).mean())
+    if share == 0.5:
+        assert error(corrected) < 0.02
+        assert np.allclose(corrected.factors, 1, atol=0.1)
+    else:
+        assert error(final) > 0.2
+        assert error(corrected) < 0.75 * error(final)
+        assert hits(corrected) > hits(final) + 0.02
+    assert np.allclose(corrected.p, scale_classes(final.p, corrected.factors))
+    part.predict = lambda _: p
+    assert np.allclose(predict_by_column(corrected, x[:, None]), corrected.p)
+    part.module = lambda: Given(p)
+    assert np.allclose(build_mixture(corrected)(torch.zeros(n, 1)).exp().numpy(), corrected.p, atol=1e-5)
+
+
+class Given(torch.nn.Module):
+    """Predicts fixed probabilities."""
+
+    def __init__(self, p: np.ndarray) -> None:
+        super().__init__()
+        self.p = torch.as_tensor(p)
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        return self.p.log()

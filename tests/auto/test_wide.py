@@ -2,14 +2,22 @@
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, hstack, random_array
 
 from warpi.auto.fit import AutoSettings, fit_auto
 from warpi.auto.learners import softmax
 from warpi.auto.learners.modules import Mixture
-from warpi.auto.learners.softmax import fit_softmax
-from warpi.auto.models import WIDE, find_columns, find_directions
-from warpi.auto.rows import Rows
+from warpi.auto.learners.softmax import find_span, fit_softmax
+from warpi.auto.models import (
+    WIDE,
+    Plan,
+    find_columns,
+    find_directions,
+    find_plain_columns,
+    find_projection,
+    fit_model,
+)
+from warpi.auto.rows import Rows, one_hot
 
 
 def make_wide(n, columns=400, seed=0):
@@ -60,6 +68,13 @@ def test_softmax_on_far_more_columns_than_rows_is_the_same_in_the_span_of_the_ro
     np.testing.assert_allclose(spanned.predict(x[:10]), spanned.p[:10], atol=1e-6)
 
 
+def test_rows_of_float32_that_depend_on_each_other_have_a_span():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 20)) @ rng.normal(size=(20, 400))  # their products are singular, up to rounding errors
+    span = find_span(csr_array(rows.astype(np.float32)), np.arange(60))
+    np.testing.assert_allclose(span.coordinates @ span.coordinates.T, rows @ rows.T, atol=0.01)
+
+
 def test_auto_on_many_columns_corrects_labels_and_predicts_new_rows():
     x, y = make_wide(400)
     rng = np.random.default_rng(1)
@@ -96,3 +111,30 @@ def test_tables_with_many_categories_keep_their_columns():
     with torch.no_grad():
         p = found.model(torch.from_numpy(x)).exp().numpy()
     assert (p.argmax(1) == y).mean() > 0.9
+
+
+def make_mixed(n, seed=0):
+    """Words, two numbers, one of which tells the class, and two categories."""
+    rng = np.random.default_rng(seed)
+    words = random_array((n, 300), density=0.03, rng=rng, dtype=np.float32)
+    numbers = rng.normal(size=(n, 2)).astype(np.float32)
+    category = (rng.random((n, 2)) < [0.5, 0.01]).astype(np.float32)
+    y = (np.abs(numbers[:, 0]) < 0.7).astype(np.int64)
+    return csr_array(hstack([words, csr_array(numbers), csr_array(category)])), y
+
+
+def test_forests_see_numbers_and_frequent_categories_next_to_directions_of_words():
+    x, y = make_mixed(600)
+    assert find_plain_columns(x).tolist() == [300, 301, 302]
+    projection = find_projection(x, seed=0)
+    np.testing.assert_array_equal((x @ projection)[:, :3], x[:, [300, 301, 302]].toarray())
+    assert not projection[300:303, 3:].any()
+    words = find_projection(x[:, :300], seed=0)
+    np.testing.assert_allclose(projection[:300, 3:] @ projection[:300, 3:].T, words @ words.T, atol=0.02)
+    plan = Plan(np.arange(600) % 5, n_trees=50, seed=0, projection=projection)
+    forest = fit_model("forest", x, one_hot(y, 2), np.ones(600), plan)
+    new, truth = make_mixed(400, seed=1)
+    p = forest.module()(torch.as_tensor(new.toarray())).exp().numpy()
+    np.testing.assert_allclose(p, forest.predict(new), atol=1e-5)
+    assert (p.argmax(1) == truth).mean() > 0.95
+    assert find_projection(x[:, 300:303], seed=0).shape == (3, 3)

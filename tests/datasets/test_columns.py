@@ -66,6 +66,18 @@ def test_missing_cells_get_the_median_and_a_mark_or_a_category(tmp_path: Path, c
         read_table(tmp_path / "t.csv", options=TableOptions(missing="error"))
 
 
+def test_each_number_knows_the_mark_of_its_missing_cells(tmp_path: Path) -> None:
+    """Features: a, mark of a; b; '', u, v of c; days, months and weekdays of d, mark of d."""
+    rows = [("1", "1", "u", "2024-01-31", "p"), ("", "2", "", "", "q"), ("4", "3", "v", "2024-03-01", "p")] * 2
+    data = read_table(write(tmp_path / "t.csv", ("a", "b", "c", "d", "label"), rows))
+    assert isinstance(data.examples, Features)
+    marks = data.examples.find_marks()
+    assert marks is not None
+    assert marks.tolist() == [1, -1, -1, -1, -1, -1, 9, 9, 9, -1]
+    x = dense(data.examples)
+    assert x[1, [1, 9]].tolist() == [1, 1]
+
+
 def test_medians_are_those_of_the_training_rows(tmp_path: Path) -> None:
     rows = [("1", "p", "train"), ("2", "q", "train"), ("", "p", "train"), ("900", "q", "test"), ("800", "q", "test")]
     data = read_table(write(tmp_path / "t.csv", ("a", "label", "split"), rows))
@@ -122,6 +134,8 @@ def test_parquet_dates_and_vectors(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"when": days, "took": days - days[0], "v": [[1.0, 2], [3, 4], None, [5, 9]], "label": [0, 1, 1, 0]}
     )
+    frame.assign(at=days.time).to_parquet(tmp_path / "times.parquet")
+    assert columns_of(read_table(tmp_path / "times.parquet")).features["at"] == NumberColumn(0.0, True, "clock")
     frame.to_parquet(tmp_path / "t.parquet")
     data = read_table(tmp_path / "t.parquet")
     features = columns_of(data).features

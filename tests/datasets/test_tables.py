@@ -330,6 +330,9 @@ NUMERALS = [str(k % 11) for k in range(39)]
         (["18.3 °C", "-4 °C", "7°C"], ["18.3", "-4", "7"]),
         (["2,210 lbs", "900 lbs"], ["2210", "900"]),
         (["1,5 km/h", "12,25 km/h", "3 km/h"], ["1.5", "12.25", "3"]),
+        (["9:05", "21:43", "00:00"], ["545", "1303", "0"]),
+        (["12:05 AM", "12:10 pm", "1:00 PM"], ["5", "730", "780"]),
+        (["59:30", "1:02:03", "0:07.5"], ["3570", "3723", "7.5"]),
     ],
 )
 def test_numbers_as_people_write_them(table: Callable[..., Path], cells: list[str], numbers: list[str]) -> None:
@@ -364,6 +367,13 @@ def test_columns_that_are_not_used(table: Callable[..., Path], caplog: pytest.Lo
             ("a", counting, "the values look like ids"),
             ("user_id", counting[::-1], "the values look like ids"),
             ("customerID", [str(37 * k) for k in range(40)], "the values look like ids"),
+            ("rownames", counting[::-1], "the values look like ids"),
+            ("row.names", counting[::-1], "the values look like ids"),
+            (
+                "patient_id",
+                [str(37 * k) for k in (*range(37), 4, 6, 9)],
+                "the values look like ids",
+            ),  # three came twice
             ("a", [f"user-{k}" for k in range(40)], "the values look like ids"),
             ("a", ["7"] * 40, "the value is the same in every row"),
             ("a", [""] * 40, "the value is the same in every row"),

@@ -1,5 +1,6 @@
 """NoisyLabelClassifier: scikit-learn's checks, every kind of X, files, and training without trusted examples."""
 
+import datetime
 import json
 import os
 import pickle
@@ -397,6 +398,19 @@ def test_a_column_that_was_read_may_have_no_value_later(dated: pd.DataFrame, gap
     np.testing.assert_array_equal(numbers, texts)
 
 
+def test_times_and_columns_of_numbers_and_words() -> None:
+    times = [datetime.time(k % 24, 5) for k in range(40)]
+    texts = [time.strftime("%H:%M:%S") for time in times]
+    numbers = [k if k % 2 else str(k) for k in range(40)]  # as pandas reads a file in parts
+    codes: list[Any] = [1, "x", 2.5, None] * 10
+    X = pd.DataFrame({"time": times, "text": texts, "number": numbers, "code": codes, "word": ["u", "v"] * 20})
+    layout = Layout.of(X, custom_net=False)
+    assert layout.categories == (None, None, None, (1, 2.5, "x", None), ("u", "v"))
+    seconds = [3600 * (k % 24) + 300 for k in range(40)]
+    np.testing.assert_array_equal(layout.numbers(X)[:, :3], np.transpose([seconds, seconds, range(40)]))
+    assert layout.numbers(X)[:4, 3].tolist() == [0, 2, 1, 3]
+
+
 def test_dates_in_a_fitted_classifier(dated: pd.DataFrame, tmp_path: Path) -> None:
     X, y = dated.drop(columns="label"), dated["label"]
     model = NoisyLabelClassifier(model="knn", random_state=0).fit(X, y, X[:40], y[:40])
@@ -519,6 +533,8 @@ def test_missing_numbers_and_categories(
     prepared = model.net_.prepare(torch.tensor(model.encode(frame)))
     names = ["number", "whole", "red", "blue", "no colour", "x", "y", "no kind", "missing number", "missing whole"]
     assert prepared.shape == (200, len(names))
+    marks = model.net_.prepare.layout.find_marks()
+    assert marks.tolist() == [names.index(f"missing {name}") if name in ("number", "whole") else -1 for name in names]
     missing = frame["number"].isna().to_numpy(copy=True)
     assert len(set(prepared[missing, 0].tolist())) == 1
     median = frame["number"].median()
@@ -536,6 +552,7 @@ def test_missing_numbers_in_arrays(small: tuple[Arrays, Arrays, Arrays]) -> None
     gaps[::7, 3] = np.nan
     model = NoisyLabelClassifier(model="knn", random_state=0).fit(gaps, y, gaps[:100], y[:100])
     assert model.net_.prepare.layout.indicated == (3,)
+    assert np.flatnonzero(model.net_.prepare.layout.find_marks() >= 0).tolist() == [3]
     with pytest.raises(ValueError, match="infinity"):
         fast().fit(np.where(np.isnan(gaps), np.inf, gaps), y)
 

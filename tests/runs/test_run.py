@@ -819,7 +819,7 @@ class TestProgress:
         first, second, *_ = capsys.readouterr().out.splitlines()
         assert first.endswith("; ce trains mlp for 2 epochs")
         assert second == (
-            "this will take about 0 minutes on this CPU; to make it faster: use a GPU, fewer --epochs, --limit for a "
+            "this will take about 0 s on this CPU; to make it faster: use a GPU, fewer --epochs, --limit for a "
             "first try"
         )
         assert records(tmp_path / "a") == records(whole), "the estimate changes nothing"
@@ -1058,6 +1058,6 @@ def test_advice_for_slow_photos() -> None:
     photos = Split(FileExamples("photos", ("a.jpg",)), torch.tensor([0]), torch.tensor([0]))
     advice = run._advise(replace(prepared, task=replace(prepared.task, train=photos)), 200)
     assert advice == (
-        "this will take about 3 hours on this CPU; to make it faster: use a GPU, --image-size 64, --net resnet20, "
+        "this will take about 3 h 20 min on this CPU; to make it faster: use a GPU, --image-size 64, --net resnet20, "
         "fewer --epochs, --limit for a first try"
     )

@@ -4,7 +4,7 @@ The mean over several fits changes little with the random seed, so that two audi
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _fit_all(method: Method, split: Split) -> CrossFit:
         out = fold[can_leave_out[fold]]
         kept = np.setdiff1d(np.arange(rows.n_trusted), out)
         given = None if rows.given_trusted is None else rows.given_trusted[kept]
-        part = Rows(rows.x, rows.given, rows.x_trusted[kept], rows.y_trusted[kept], given, rows.n_classes)
+        part = replace(rows, x_trusted=rows.x_trusted[kept], y_trusted=rows.y_trusted[kept], given_trusted=given)
         fitted = _fit(method, part, r)
         p.append(fitted.p)
         T.append(fitted.transition)

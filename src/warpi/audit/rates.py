@@ -43,18 +43,15 @@ class Checks:
     """m checked rows, and a model's probability that each of the N labels is wrong.
 
     A random check represents `weight` rows relative to the others. Weights differ if the rows were drawn separately
-    from each class. If all rows with a high score were checked, these are `certain`: their number of wrong labels is
-    known, and only the other rows are estimated.
+    from each class. Checks that are not random do not change a rate.
     """
 
     given: Ints  # [N]
     wrong: Floats  # [N] probability that the label of each row is wrong
-    certain: NDArray[np.bool_]  # [N]
     checked_given: Ints  # [m]
     is_wrong: NDArray[np.bool_]  # [m] whether the check found another label
     wrong_left_out: Floats  # [m] the model's probability, from a fit without this row
     random: NDArray[np.bool_]  # [m] whether the row was drawn at random
-    checked_certain: NDArray[np.bool_]  # [m] whether the row is one of the certain ones
     weight: Floats  # [m]
     outside: NDArray[np.bool_] | None = None  # [m] whether the checked row is not one of the N; None: all are
 
@@ -67,28 +64,19 @@ class Checks:
         n_outside = 0 if self.outside is None else int((used & self.outside).sum())
         return max(0.0, 1 + (2 * n_outside - int(used.sum())) / n_rows) if n_rows else 0.0
 
-    def random_rest(self) -> NDArray[np.bool_]:
-        """[m] random checks among the rows that are not certain."""
-        return self.random & ~self.checked_certain
-
 
 def estimate_rate(checks: Checks, level: float = 0.9) -> Rate:
     """The noise rate of all rows."""
     N = len(checks.given)
-    rest = ~checks.certain
-    n_rest = int(rest.sum())
-    used = checks.random_rest()
+    used = checks.random
     n = int(used.sum())
-    known = int(checks.is_wrong[checks.checked_certain].sum())
-    mean = float(checks.wrong[rest].mean()) if n_rest else 0.0
+    mean = float(checks.wrong.mean()) if N else 0.0
     if n < MIN_CHECKS:
-        return Rate(N, _clip((known + n_rest * mean) / N), None, None, n)
+        return Rate(N, _clip(mean), None, None, n)
     d = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
-    estimate = (known + n_rest * (mean + float((weight * d).mean()))) / N
-    variance = (
-        _variance(checks.is_wrong[used], d, weight) / n * checks.variance_factor(used, n_rest) * (n_rest / N) ** 2
-    )
+    estimate = mean + float((weight * d).mean())
+    variance = _variance(checks.is_wrong[used], d, weight) / n * checks.variance_factor(used, N)
     low, high = _interval(estimate, variance, n, level)
     return Rate(N, _clip(estimate), low, high, n)
 
@@ -118,34 +106,30 @@ def estimate_class_rates(checks: Checks, n_classes: int, level: float = 0.9) -> 
 
     The correction of a class is shrunk toward the mean of all classes, because a class has few checks.
     """
-    used = checks.random_rest()
+    used = checks.random
     n = int(used.sum())
     if n < MIN_CHECKS:
         return [_model_rate(checks, k, n) for k in range(n_classes)]
-    rest = ~checks.certain
     residual = checks.is_wrong[used] - checks.wrong_left_out[used]
     weight = checks.weight[used] / checks.weight[used].mean()
     label = checks.checked_given[used]
     count = np.bincount(label, minlength=n_classes)
     class_mean = np.bincount(label, residual, minlength=n_classes) / np.maximum(count, 1)
     n_rows = np.bincount(checks.given, minlength=n_classes)
-    n_rest = np.bincount(checks.given[rest], minlength=n_classes)
-    model = np.bincount(checks.given[rest], checks.wrong[rest], minlength=n_classes) / np.maximum(n_rest, 1)
+    model = np.bincount(checks.given, checks.wrong, minlength=n_classes) / np.maximum(n_rows, 1)
     is_wrong = checks.is_wrong[used]
     ratio = min(1.0, _variance(is_wrong, residual, weight) / _binomial_variance(is_wrong, weight))
     base = np.clip(model + (weight * residual).mean(), 0.01, 0.99)
     variance = ratio * base * (1 - base) / np.maximum(count, 1)
     mean, shrunk_variance = _shrink(class_mean, variance, count > 0)
-    in_certain = checks.checked_certain
-    known = np.bincount(checks.checked_given[in_certain], checks.is_wrong[in_certain], minlength=n_classes)
     rates = []
     for k in range(n_classes):
         if not n_rows[k]:
             rates.append(Rate(0, 0.0, None, None, 0))
             continue
-        estimate = (known[k] + n_rest[k] * (model[k] + mean[k])) / n_rows[k]
-        factor = checks.variance_factor(used & (checks.checked_given == k), int(n_rest[k]))
-        low, high = _interval(estimate, shrunk_variance[k] * (n_rest[k] / n_rows[k]) ** 2 * factor, n, level)
+        estimate = model[k] + mean[k]
+        factor = checks.variance_factor(used & (checks.checked_given == k), int(n_rows[k]))
+        low, high = _interval(estimate, shrunk_variance[k] * factor, n, level)
         rates.append(Rate(int(n_rows[k]), _clip(estimate), low, high, int(count[k])))
     return rates
 

@@ -88,12 +88,10 @@ def make_checks(pairs: CheckedPairs, given: Ints, label: Ints, q: Floats, pair_l
     return Checks(
         given=given,
         wrong=1 - q[np.arange(len(label)), label],
-        certain=np.zeros(len(label), dtype=np.bool_),
         checked_given=pairs.given,
         is_wrong=pair_label != pairs.true,
         wrong_left_out=1 - pairs.q[np.arange(m), pair_label],
         random=pairs.random,
-        checked_certain=np.zeros(m, dtype=np.bool_),
         weight=pairs.weight,
         outside=pairs.position < 0,
     )

@@ -68,3 +68,9 @@ def pool(parts: Sequence[Floats], weights: Floats) -> Floats:
     logs = sum(weight * np.log(p) for p, weight in zip(parts, weights, strict=True))
     raised = np.exp(logs - np.max(logs, axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(1, keepdims=True))
+
+
+def scale_classes(p: Floats, factors: Floats) -> Floats:
+    """Multiply the probability of each class by its factor, and scale the rows to sum 1."""
+    scaled = p * factors
+    return np.asarray(scaled / scaled.sum(1, keepdims=True))

@@ -13,6 +13,7 @@ import torch
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
+from warpi.auto.budget import limit_trees
 from warpi.auto.combine import pick
 from warpi.auto.learners.modules import Mixture
 from warpi.auto.learners.softmax import fit_softmax
@@ -23,7 +24,6 @@ from warpi.auto.models import (
     find_columns,
     find_directions,
     find_projection,
-    model_name,
 )
 from warpi.auto.problem import (
     Clock,
@@ -35,8 +35,17 @@ from warpi.auto.problem import (
     predict_by_column,
 )
 from warpi.auto.procedure import Outcome, combine, refit_on_all_rows, run_procedure, run_without_trusted
-from warpi.auto.rows import Floats, Rows, assign_folds, check_rows, take_noisy, undo_audit, weigh_trusted
-from warpi.auto.score import Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
+from warpi.auto.rows import (
+    Floats,
+    Rows,
+    assign_folds,
+    check_rows,
+    multiply_columns,
+    take_noisy,
+    undo_audit,
+    weigh_trusted,
+)
+from warpi.auto.score import FEW_FOLDS, Interval, accuracy_interval, noise_rate_interval, predict_nested, share_error
 from warpi.auto.transition import bayes, confident_transition, estimate_transition, transition_prior
 
 Progress = Callable[[str, float], None]
@@ -116,17 +125,24 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     selected = find_columns(part.x)
     wide = find_directions(part.x) if selected is None else selected
     if wide is not None:
-        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
+        part = multiply_columns(part, wide, selected is not None)
     models = choose_models(part, settings)
     problem = pose_problem(part)
-    plan = make_plan(problem, settings.seed, wide, selected is None, clock.check)
-    run = run_procedure if part.n_trusted else run_without_trusted
+    plan = replace(make_plan(problem, settings.seed, wide, selected is None, clock.check), marks=part.marks)
+    plan, left_out = limit_trees(problem, models, plan, clock)
     steps = count(1)
-    outcome = run(problem, models, plan, clock, lambda name: say(name, 0.2 * (1 - 1 / next(steps))))
-    later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
+    first: Report = lambda name: say(name, 0.2 * (1 - 1 / next(steps)))
     measurable = settings.measure and part.n_trusted > 1
-    plain = [column for column in outcome.columns if column.name in map(model_name, models)]
-    nested = predict_nested(part, models, plan, clock, later, plain) if measurable else {}
+    if part.n_trusted:
+        repeats = FEW_FOLDS if measurable else 0
+        outcome = run_procedure(problem, models, plan, clock, first, repeats=repeats)
+    else:
+        outcome = run_without_trusted(problem, models, plan, clock, first)
+    outcome.left_out |= left_out
+    later: Progress = lambda name, share: say(name, 0.2 + 0.6 * share)  # the repetitions take most of the time
+    nested = {}
+    if measurable:
+        nested = predict_nested(part, models, plan, clock, later, outcome.columns, outcome.left_out)
     say("predictions of all rows" if chosen is not None else "mixture", 0.8)
     p = problem.noisy(outcome.final.p)
     if chosen is not None:
@@ -135,8 +151,9 @@ def _fit(rows: Rows, settings: AutoSettings, progress: Progress | None) -> AutoR
     top = outcome.final
     if chosen is not None:
         top = fit_last(learned, wide, top, evidence.posterior, plan, lambda name: say(name, 0.9))
-    elif rows.before_audit is not None and part.n_trusted:
-        top = mix_with_corrected(rows, wide, top, models, plan, lambda name: say(f"{name}, corrected labels", 0.9))
+    elif rows.before_audit is not None and part.n_trusted and clock.budget is None:
+        again: Report = lambda name: say(f"{name}, corrected labels", 0.9)
+        top = mix_with_corrected(rows, wide, selected is not None, top, models, plan, again)
     if rows.before_audit is not None:
         p_trusted = nested.get("auto", problem.trusted(outcome.final.p))
         prior = transition_prior(p_trusted, rows.y_trusted, rows.given_trusted, rows.n_classes)
@@ -206,7 +223,7 @@ def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, pl
     chosen = choose_rows(rows, plan.seed + 1, MOST_FINAL_ROWS, MOST_FINAL_CELLS)
     part = rows if chosen is None else take_noisy(rows, chosen)
     if wide is not None:
-        part = replace(part, x=part.x @ wide, x_trusted=part.x_trusted @ wide)
+        part = multiply_columns(part, wide, selected=False)
     problem = pose_problem(part)
     last = replace(plan, folds=np.zeros(problem.x.shape[0], np.int64), complete=True)
     try:
@@ -216,19 +233,16 @@ def fit_last(rows: Rows, wide: Floats | None, top: Column, posterior: Floats, pl
 
 
 def mix_with_corrected(
-    rows: Rows, wide: Floats | None, top: Column, models: Sequence[Any], plan: Plan, report: Report
+    rows: Rows, wide: Floats | None, selected: bool, top: Column, models: Sequence[Any], plan: Plan, report: Report
 ) -> Column:
     """The mixture `top`, in which the same procedure on the labels of an audit has a small share.
 
     The audit has learned from more checks than the models before it. But the corrected labels cannot be compared with
     those before the audit, which has seen the trusted rows, so the share is fixed.
     """
-    part = rows if wide is None else replace(rows, x=rows.x @ wide, x_trusted=rows.x_trusted @ wide)
+    part = rows if wide is None else multiply_columns(rows, wide, selected)
     plan = replace(plan, seed=plan.seed + 1)
-    try:
-        other = run_procedure(pose_problem(part), models, plan, Clock(), report).final
-    except OutOfTimeError:
-        return top
+    other = run_procedure(pose_problem(part), models, plan, Clock(), report).final
     return combine("auto", [top, other], np.array([1 - CORRECTED_SHARE, CORRECTED_SHARE]))
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from warpi.auto.learners.convert import constant_module, estimators_to_module
 from warpi.auto.learners.forest import fit_forest
 from warpi.auto.learners.kernel import fit_kernel
-from warpi.auto.learners.modules import Neighbors, Projected, full_probabilities
+from warpi.auto.learners.modules import Gaps, Neighbors, Projected, full_probabilities
 from warpi.auto.learners.softmax import fit_softmax, mean_and_scale
 from warpi.auto.rows import Floats, Ints, Matrix
 from warpi.errors import UserError, unknown
@@ -33,6 +33,7 @@ MOST_BOOSTED_AT_LAST = 150_000  # the same for the fit on all rows
 MOST_LINEAR = 40_000  # rows of a linear model in the fit on all rows
 MOST_POINTS = 20_000  # of the nearest-neighbor model
 ESTIMATOR_FOLDS = 3  # of boosting and of the user's classifiers, which are slower than the others
+FREQUENT = 0.05  # share of the rows with a category from which its column is kept next to words
 SMALLEST_SHARE = 0.1  # a soft label below this share is left out when a row is repeated once per class
 
 
@@ -53,6 +54,7 @@ class Plan:
     wide: Floats | None = None  # [D, d] if the columns of x are directions of D columns, or a selection of them
     c: float | None = None  # of the softmax regression on such columns
     check: Callable[[], None] = do_nothing  # called often; raises an error to stop the fit
+    marks: Ints | None = None  # [D] the marks of missing cells, see `Rows.marks`
     complete: bool = False  # the fit on all rows after the choice: no cross-fitted predictions, larger boosting
 
 
@@ -159,6 +161,8 @@ def make_boosting(n_rows: int, n_classes: int) -> Any:
 
 def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Plan, most: int | None = None) -> Fitted:
     """Cross-fit any scikit-learn classifier on soft labels. `most` limits the training rows of one fit."""
+    prepare: Callable[[Matrix], Matrix] = partial(open_gaps, marks=plan.marks if sees_gaps(estimator) else None)
+    x = prepare(x)
     used = np.flatnonzero(weight > 0)
     hard = bool((q[used].max(1) > 1 - 1e-9).all())
     draws = 1 if hard or has_fit_parameter(estimator, "sample_weight") else 3
@@ -179,7 +183,23 @@ def fit_estimator(estimator: Any, x: Matrix, q: Floats, weight: Floats, plan: Pl
         tested = used[folds[used] == fold]
         p[tested] = full_probabilities(model, x[tested], q.shape[1])
     module = partial(estimators_to_module, whole, q.shape[1])
-    return Fitted(p, module, lambda rows: _mean_prediction(whole, rows, q.shape[1]))
+    if sees_gaps(estimator) and plan.marks is not None:
+        module = partial(_open_gaps_before, plan.marks, module)
+    return Fitted(p, module, lambda rows: _mean_prediction(whole, prepare(rows), q.shape[1]))
+
+
+def sees_gaps(estimator: Any) -> bool:
+    """Whether the estimator gets missing cells as NaN instead of as medians."""
+    return isinstance(estimator, HistGradientBoostingClassifier)
+
+
+def open_gaps(x: Matrix, marks: Ints | None) -> Matrix:
+    """x with NaN where the mark of a column says that the cell was missing."""
+    return x if marks is None else np.where((marks >= 0) & (x[:, marks] > 0), np.float32(np.nan), x)
+
+
+def _open_gaps_before(marks: Ints, make: Callable[[], Any]) -> nn.Module:
+    return Gaps(marks, make())
 
 
 def run_parallel(task: Callable[[int], Any], n: int, n_jobs: int, check: Callable[[], None]) -> list[Any]:
@@ -304,13 +324,37 @@ def find_directions(x: Matrix) -> Floats | None:
 
 
 def find_projection(x: Matrix, seed: int, size: int = 50) -> Floats | None:
-    """The leading right singular vectors of a sparse matrix, for models that need dense columns."""
+    """The columns [D, d] of a sparse matrix for models that need dense ones.
+
+    These are the columns of numbers and of frequent categories, and the leading right singular vectors of all others,
+    which are words.
+    """
     if not sparse.issparse(x):
         return None
-    size = min(size, min(x.shape) - 1)
-    rng = np.random.default_rng(seed)
-    _, _, directions = sparse.linalg.svds(x.astype(np.float64), k=max(1, size), v0=rng.random(min(x.shape)))
-    return np.ascontiguousarray(directions.T)
+    kept = find_plain_columns(x)
+    words = np.setdiff1d(np.arange(x.shape[1]), kept)
+    selection = np.zeros((x.shape[1], len(kept)))
+    selection[kept, np.arange(len(kept))] = 1
+    size = min(size, min(x.shape[0], len(words)) - 1)
+    if size < 1:
+        return np.eye(x.shape[1])
+    start = np.random.default_rng(seed).random(min(x.shape[0], len(words)))
+    _, _, directions = sparse.linalg.svds(x[:, words].astype(np.float64), k=size, v0=start)
+    projection = np.zeros((x.shape[1], size))
+    projection[words] = directions.T
+    return np.ascontiguousarray(np.concatenate([selection, projection], axis=1))
+
+
+def find_plain_columns(x: Matrix) -> Ints:
+    """Columns of numbers, some of which are negative, and of categories that are not rare; at most WIDE.
+
+    Trees find them more easily than directions in which they are mixed with words. Weights of words are not negative.
+    """
+    entries = np.bincount(x.indices, minlength=x.shape[1])
+    low, high = (extreme.toarray().ravel() for extreme in (x.min(axis=0), x.max(axis=0)))
+    is_category = (low == 0) & np.isclose(x.sum(axis=0), entries * high) & (entries >= FREQUENT * x.shape[0])
+    plain = np.flatnonzero((low < 0) | is_category)
+    return np.sort(plain[np.argsort(-entries[plain], kind="stable")[:WIDE]])
 
 
 def fit_neighbors(x: Matrix, q: Floats, weight: Floats, k: int = 15) -> tuple[Floats, Neighbors]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from warpi.auto.combine import SMOOTH, calibrate, mix, pool, sharpen, smooth
+from warpi.auto.combine import SMOOTH, calibrate, mix, pool, scale_classes, sharpen, smooth
 from warpi.auto.learners.modules import Mixture, Node
 from warpi.auto.models import Fitted, Plan
 from warpi.auto.rows import Floats, Ints, Matrix, Rows, join_rows, one_hot, trusted_importance
@@ -98,6 +98,8 @@ class Column:
     weights: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)
     geometric: bool = False
+    factors: Floats | None = None
+    """[K] factors of the classes, by which the mixture of `inputs` is multiplied."""
     power: float = 1.0
     """The power that calibrates `p` on trusted rows."""
     predict: Callable[[Matrix], Floats] | None = None
@@ -132,7 +134,8 @@ def predict_by_column(top: Column, x: Matrix) -> Floats | None:
             return None
         parts = [sharpen(p, power) for p, power in zip(complete, column.powers, strict=True)]
         weights = np.array(column.weights)
-        return smooth(pool(parts, weights), 2 * SMOOTH) if column.geometric else mix(parts, weights)
+        p = smooth(pool(parts, weights), 2 * SMOOTH) if column.geometric else mix(parts, weights)
+        return p if column.factors is None else scale_classes(p, column.factors)
 
     return visit(top)
 
@@ -154,7 +157,13 @@ def build_mixture(top: Column) -> Mixture:
         combined.append(Column(top.name, top.p, inputs=[top], weights=[1.0], powers=[top.power]))
     order = {id(column): i for i, column in enumerate([*leaves, *combined])}
     nodes = [
-        Node([order[id(part)] for part in column.inputs], column.weights, column.powers, column.geometric)
+        Node(
+            [order[id(part)] for part in column.inputs],
+            column.weights,
+            column.powers,
+            column.geometric,
+            factors=None if column.factors is None else column.factors.tolist(),
+        )
         for column in combined
     ]
     return Mixture([leaf.module() for leaf in leaves if leaf.module], nodes)
@@ -194,6 +203,11 @@ class Clock:
         now = monotonic()
         seconds, self.last = now - self.last, now
         return seconds
+
+    def extend(self, share: float) -> None:
+        """Allow a share of the budget more, to finish what would otherwise be lost."""
+        if self.budget is not None:
+            self.budget *= 1 + share
 
     def left(self) -> float:
         return np.inf if self.budget is None else self.budget - (monotonic() - self.start)

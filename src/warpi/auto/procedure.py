@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warpi.auto.combine import drop_small, mix, pick, stack_weights
+from warpi.auto.budget import NO_TIME
+from warpi.auto.candidates import (
+    AGREEING,
+    CandidateFitter,
+    Report,
+    choose_for_gold,
+    fit_base,
+)
+from warpi.auto.combine import drop_small, mix, pick, scale_classes, stack_weights
 from warpi.auto.gold import fit_gold
-from warpi.auto.models import Fitted, Plan, fit_model, fit_neighbors, model_name
+from warpi.auto.models import Plan, model_name
 from warpi.auto.problem import Clock, Column, OutOfTimeError, Problem
 from warpi.auto.rows import Floats
-from warpi.auto.transition import confident_class, diagonal_prior, estimate_transition, transition_prior
-from warpi.errors import first_line
+from warpi.auto.transition import diagonal_prior, estimate_transition, transition_prior
 
-HEAVY = 10.0  # weight of a trusted row in the candidate "trusted x10"
 FIRST_PRIOR = 5.0
 FINAL_PRIOR = 10.0
 LEADERS_SHARE = 0.8  # of gold and of the candidate "agreeing rows" in the prior, half each
@@ -28,10 +33,6 @@ TRUSTED_SHARE = 0.1  # of the models of trusted rows alone in the final mixture
 SWITCHED_SHARE = 0.5  # the same after the switch
 ALONE_AT = 2.0  # standard errors from which only models of trusted rows are used
 REFIT_FROM = 0.05  # weight in the mixture from which a model is fitted again on all rows
-AGREEING = ", agreeing rows"  # end of the name of a candidate
-NO_TIME = "left out, because the time budget was used up"
-
-Report = Callable[[str], None]
 
 
 @dataclass(eq=False)
@@ -52,26 +53,32 @@ def run_procedure(
     plan: Plan,
     clock: Clock,
     report: Report,
-    plain: Sequence[Column] = (),
+    known: Sequence[Column] = (),
+    without: Collection[str] = (),
+    repeats: int = 0,
 ) -> Outcome:
-    """Fit all candidates, except for those in `plain`, and combine them. There is at least one trusted row."""
-    base, left_out = fit_base(problem, models, plan, clock, report, plain)
+    """Fit all candidates and combine them. There is at least one trusted row.
+
+    Candidates in `known` are not fitted again, and those in `without` are left out. So is what does not fit into the
+    budget, if it is done once and then `repeats` times to measure the accuracy.
+    """
+    base, left_out = fit_base(problem, models, plan, clock, report, known, without, repeats)
     base = [column.calibrate(problem) for column in base]
     first = stack_first(problem, base)
     predictions = [column.p for column in base if column.name in map(model_name, models)]
     prior = transition_prior(
         problem.trusted(np.mean(predictions, axis=0)), problem.truth, problem.given_trusted, problem.n_classes
     )
-    clock.lap()
+    skipped = {*left_out, *without}
+    gold_models = [m for m in choose_for_gold(problem, models, plan, base) if f"gold {model_name(m)}" not in skipped]
     report("gold")
-    best = models if plan.c is None else [best_plain_model(problem, models, base)]
-    try:
-        gold, transition = fit_gold(problem, best, first.p, prior, plan)
-    except OutOfTimeError:
-        if clock.budget is None:
-            raise
-        return finish_without_gold(problem, base, first, prior, left_out | {"gold": NO_TIME})
-    gold.seconds = clock.lap()
+    found = None
+    if gold_models and "gold" not in skipped:
+        found = fit_gold_in_time(problem, gold_models, first.p, prior, plan, clock)
+        left_out |= {} if found else {"gold": NO_TIME}
+    if found is None:
+        return finish_without_gold(problem, base, first, prior, left_out)
+    gold, transition = found
     columns = [*base, first.calibrate(problem), gold.calibrate(problem)]
     weights = weigh_candidates(problem, columns, transition)
     lead = lead_of_trusted(problem, base, gold)
@@ -79,7 +86,23 @@ def run_procedure(
         weights = mark_leaders(columns) / mark_leaders(columns).sum()
     share = 1.0 if lead > ALONE_AT else SWITCHED_SHARE if lead > SWITCH_AT else TRUSTED_SHARE
     final = combine("auto", columns, drop_small(give_share_to_trusted(weights, columns, share)))
-    return Outcome(final, columns, transition, prior, explain(final, lead), left_out)
+    return Outcome(correct_shares(problem, final, prior), columns, transition, prior, explain(final, lead), left_out)
+
+
+def fit_gold_in_time(
+    problem: Problem, models: Sequence[Any], start: Floats, prior: Floats, plan: Plan, clock: Clock
+) -> tuple[Column, Floats] | None:
+    """The candidate gold and T; None if the budget ends before."""
+    clock.lap()
+    clock.enforced = True
+    try:
+        gold, transition = fit_gold(problem, models, start, prior, plan)
+    except OutOfTimeError:
+        if clock.budget is None:
+            raise
+        return None
+    gold.seconds = clock.lap()
+    return gold, transition
 
 
 def finish_without_gold(
@@ -89,125 +112,8 @@ def finish_without_gold(
     transition, _ = estimate_transition(problem.noisy(first.p), problem.given, prior, problem.checked)
     weights = np.array([1.0 if column is first else 0.0 for column in [*base, first]])
     final = combine("auto", [*base, first], drop_small(give_share_to_trusted(weights, [*base, first], TRUSTED_SHARE)))
+    final = correct_shares(problem, final, prior)
     return Outcome(final, [*base, first], transition, prior, explain(final, 0.0), left_out)
-
-
-def best_plain_model(problem: Problem, models: Sequence[Any], base: list[Column]) -> Any:
-    """The model whose cross-fitted predictions agree most often with the given labels."""
-    names = [column.name for column in base]
-
-    def agreement(model: Any) -> float:
-        if model_name(model) not in names:  # left out
-            return -1.0
-        column = base[names.index(model_name(model))]
-        return float((problem.noisy(column.p).argmax(1) == problem.given).mean())
-
-    return max(models, key=agreement)
-
-
-def fit_base(
-    problem: Problem,
-    models: Sequence[Any],
-    plan: Plan,
-    clock: Clock,
-    report: Report,
-    plain: Sequence[Column] = (),
-) -> tuple[list[Column], dict[str, str]]:
-    """The candidates that are fitted once, and why others are left out.
-
-    Models of all rows that are in `plain` are not fitted again. With many rows no candidate is pruned, and none repeats
-    trusted rows.
-    """
-    base = _Fitter(problem, plan, clock, report, plain)
-    for model in models:
-        name = model_name(model)
-        whole = base.add(name, model)
-        if not (plan.large and model == "boosting" and len(models) > 1):  # slow, and rarely the best for few rows
-            base.add(f"{name}, trusted only", model, problem.weights(0.0, 1.0))
-        if whole is not None and not plan.large:
-            kept = keep_confident(problem.noisy(whole.p), problem)
-            base.add(f"{name}, pruned", model, problem.weights(kept, 1.0))
-        if model == "forest" and not plan.large:
-            base.add(f"{name}, trusted x10", model, problem.weights(1.0, HEAVY), weighted_draw=True)
-    if problem.n_noisy and not plan.large:
-        model = "forest" if "forest" in models else best_plain_model(problem, models, base.columns)
-        predictions = [column.p for column in base.columns if column.name in map(model_name, models)]
-        neighbors = vote_of_neighbors(problem, problem.weights(1.0, 1.0), plan)
-        kept = keep_agreeing([*predictions, neighbors], problem)
-        base.add(f"{model_name(model)}{AGREEING}", model, problem.weights(kept, 1.0))
-    return base.columns, base.left_out
-
-
-@dataclass(eq=False)
-class _Fitter:
-    """Fits candidates while there is time, and collects them."""
-
-    problem: Problem
-    plan: Plan
-    clock: Clock
-    report: Report
-    plain: Sequence[Column]
-    columns: list[Column] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def add(self, name: str, model: Any, weight: Floats | None = None, **how: Any) -> Column | None:
-        """Fit a candidate with these weights of the rows (None: equal ones); returns None if it is left out."""
-        known = [column for column in self.plain if column.name == name]
-        if known:
-            self.columns.extend(known)
-            return known[0]
-        if self.columns and self.clock.left() < 3 * max(column.seconds for column in self.columns):
-            self.left_out[name] = NO_TIME
-            return None
-        self.report(name)
-        self.clock.lap()
-        self.clock.enforced = bool(self.columns)
-        rows = self.problem.weights(1.0, 1.0) if weight is None else weight
-        try:
-            fitted = fit_model(model, self.problem.x, self.problem.labels, rows, self.plan, **how)
-        except OutOfTimeError:
-            if self.clock.budget is None:
-                raise
-            self.left_out[name] = NO_TIME
-            return None
-        except ValueError as e:  # for example more neighbors than trusted rows
-            if weight is None:
-                raise
-            self.left_out[name] = f"left out: {first_line(e)}"
-            return None
-        column = Column(name, fitted.p, self.clock.lap(), name.endswith("trusted only"), fitted.module)
-        column.predict = fitted.predict
-        if weight is None:
-            column.refit = partial(fit_plain, model)
-        self.columns.append(column)
-        return column
-
-
-def fit_plain(model: Any, problem: Problem, _posterior: Floats, plan: Plan) -> Fitted:
-    """Fit a model on all rows with their labels as they are."""
-    return fit_model(model, problem.x, problem.labels, problem.weights(1.0, 1.0), plan)
-
-
-def keep_confident(p: Floats, problem: Problem) -> Floats:
-    """1 for noisy rows to keep, 0 for rows that confidently belong to another class."""
-    confident = confident_class(p, problem.given)
-    return np.where((confident >= 0) & (confident != problem.given), 0.0, 1.0)
-
-
-def vote_of_neighbors(problem: Problem, weight: Floats, plan: Plan) -> Floats:
-    """Predictions [M, K] by the nearest neighbors of each row."""
-    dense = problem.x if plan.projection is None else np.asarray(problem.x @ plan.projection, dtype=np.float32)
-    return fit_neighbors(dense, problem.labels, weight)[0]
-
-
-def keep_agreeing(predictions: Sequence[Floats], problem: Problem) -> Floats:
-    """1 for noisy rows whose given label is the prediction of every model, otherwise 0.
-
-    Models of different kinds rarely make the same mistake, so the labels of these rows are right more often than those
-    that one model alone would keep. It helps most if mistakes depend on the row.
-    """
-    votes = np.stack([problem.noisy(p).argmax(1) for p in predictions])
-    return np.asarray((votes == problem.given).all(0), dtype=np.float64)
 
 
 def stack_first(problem: Problem, base: list[Column]) -> Column:
@@ -260,6 +166,22 @@ def combine(name: str, columns: list[Column], weights: Floats) -> Column:
     )
 
 
+def correct_shares(problem: Problem, final: Column, prior: Floats) -> Column:
+    """Scale the classes of the mixture to their shares among the noisy rows.
+
+    Its mean probabilities lie between the shares of the classes and those of the given labels, because it is careful
+    and partly learned from these: if a large class is often mistaken for a small one, the small class looks too large.
+    The most probable class of each row, with or without its given label, is a better count. If only one of these two
+    counts exceeds the sum of the probabilities, nothing is changed.
+    """
+    p = problem.noisy(final.p)
+    _, posterior = estimate_transition(p, problem.given, prior, problem.checked)
+    with_label, without = (np.bincount(q.argmax(1), minlength=problem.n_classes) for q in (posterior, p))
+    total = posterior.sum(0)
+    factors = (np.median([total, with_label, without], axis=0) + 1) / (total + 1)
+    return replace(final, p=scale_classes(final.p, factors), factors=factors)
+
+
 def lead_of_trusted(problem: Problem, base: list[Column], gold: Column) -> float:
     """By how many standard errors the best model of trusted rows alone beats gold on trusted rows; 0 if it does not.
 
@@ -294,30 +216,34 @@ def explain(final: Column, lead: float) -> str:
 
 def run_without_trusted(problem: Problem, models: Sequence[Any], plan: Plan, clock: Clock, report: Report) -> Outcome:
     """The mean of plain models, a model without rows that all models reject, and gold with a prior on right labels."""
-    plain = []
+    base = CandidateFitter(problem, plan, clock, report)
     for model in models:
-        clock.lap()
-        report(model_name(model))
-        fitted = fit_model(model, problem.x, problem.labels, problem.weights(1.0, 1.0), plan)
-        column = Column(model_name(model), fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
-        column.refit = partial(fit_plain, model)
-        plain.append(column)
+        base.add(model_name(model), model)
+    plain = list(base.columns)
     start = combine("plain mean", plain, np.full(len(plain), 1 / len(plain)))
-    report("pruned")
+    if clock.budget is not None:
+        base.reserve_gold(models)
     kept = keep_unless_all_disagree([column.p for column in plain], problem)
-    fitted = fit_model(models[0], problem.x, problem.labels, problem.weights(kept, 1.0), plan)
-    name = f"{model_name(models[0])}, pruned"
-    pruned = Column(name, fitted.p, clock.lap(), module=fitted.module, predict=fitted.predict)
-    report("gold")
+    pruned = base.add(f"{model_name(models[0])}, pruned", models[0], problem.weights(kept, 1.0))
+    parts = [start] if pruned is None else [start, pruned]
     prior = diagonal_prior(problem.n_noisy, problem.n_classes)
-    gold, transition = fit_gold(problem, models, start.p, prior, plan)
-    gold.seconds = clock.lap()
-    thirds = np.full(3, 1 / 3)
-    final = combine("auto", [start, pruned, gold], thirds)
-    reason = (
-        "the mean of plain models, of a model without suspicious rows, and of gold, because there is no trusted row"
-    )
-    return Outcome(final, [*plain, pruned, gold], transition, prior, reason)
+    report("gold")
+    best = [model for model in models if f"gold {model_name(model)}" not in base.left_out]
+    found = fit_gold_in_time(problem, best, start.p, prior, plan, clock) if best else None
+    reason = "the mean of plain models, of a model without suspicious rows, and of gold"
+    if found is None:
+        if best:
+            base.left_out["gold"] = NO_TIME
+        transition, _ = estimate_transition(problem.noisy(start.p), problem.given, prior, problem.checked)
+    else:
+        gold, transition = found
+        parts.append(gold)
+        base.columns.append(gold)
+    if len(parts) < 3:
+        reason = "the mean of the models that the budget allows"
+    final = combine("auto", parts, np.full(len(parts), 1 / len(parts)))
+    reason += ", because there is no trusted row"
+    return Outcome(final, base.columns, transition, prior, reason, base.left_out)
 
 
 def keep_unless_all_disagree(predictions: Sequence[Floats], problem: Problem) -> Floats:

@@ -33,6 +33,8 @@ class Rows:
     n_classes: int
     before_audit: Ints | None = None
     """[N] labels of the noisy rows that an audit replaced, -1 for other rows; None if it replaced none."""
+    marks: Ints | None = None
+    """[D] for each column, the one whose positive numbers mark its missing cells, -1 without; None if none has one."""
     checked: NDArray[np.bool_] | None = None
     """[N] noisy rows whose label a person has checked. They were not drawn at random, so they test nothing."""
 
@@ -68,6 +70,17 @@ def take_noisy(rows: Rows, chosen: Ints) -> Rows:
     before = None if rows.before_audit is None else rows.before_audit[chosen]
     checked = None if rows.checked is None else rows.checked[chosen]
     return replace(rows, x=rows.x[chosen], given=rows.given[chosen], before_audit=before, checked=checked)
+
+
+def multiply_columns(rows: Rows, wide: Floats, selected: bool) -> Rows:
+    """The same rows with x @ wide. Marks of missing cells remain if `wide` selects columns, among the selected ones."""
+    marks = None
+    if rows.marks is not None and selected:
+        kept = wide.argmax(0)
+        position = np.full(len(wide) + 1, -1)  # the last one belongs to columns without a mark
+        position[kept] = np.arange(len(kept))
+        marks = position[rows.marks[kept]]
+    return replace(rows, x=rows.x @ wide, x_trusted=rows.x_trusted @ wide, marks=marks)
 
 
 def undo_audit(rows: Rows) -> Rows:

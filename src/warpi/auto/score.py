@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
-from warpi.auto.models import Plan
+from warpi.auto.models import Plan, model_name
 from warpi.auto.problem import Clock, Column, OutOfTimeError, pose_problem
 from warpi.auto.procedure import run_procedure
 from warpi.auto.rows import Floats, Rows, assign_folds
@@ -20,6 +20,8 @@ FEW_FOLDS = 3  # with many rows
 SPREAD = 2.0  # variance of an accuracy, relative to independent rows; chosen on development tables
 RATE_SPREAD = 1.3  # the same for the noise rate
 SHARE_OF_TREES = 0.8  # of the trees of the shipped forests; with fewer the accuracy would be too low
+MORE_TIME = 0.3  # of the budget
+GRACE = 0.3  # seconds after the end of the budget
 MANY_ROWS = 3_000  # noisy rows from which the repeated procedures use the plain models of the first one
 
 
@@ -29,15 +31,22 @@ def predict_nested(
     plan: Plan,
     clock: Clock,
     report: Callable[[str, float], None],
-    plain: Sequence[Column] = (),
+    columns: Sequence[Column] = (),
+    without: Collection[str] = (),
 ) -> dict[str, Floats]:
     """Probabilities [n, K] of trusted rows by candidate name ("auto" is the procedure itself), or {} if time runs out.
 
     Each fold of trusted rows is held out from everything: the base candidates, calibration, T, gold, the stack and the
-    switch. If there are many rows, `plain`, the models of all rows, keep their own cross-fitted predictions: they have
-    not seen the rows that they predict, and a few more or fewer trusted rows hardly change them.
+    switch. If there are many rows, the models of all rows, which are among the `columns` of the procedure, keep their
+    own cross-fitted predictions: they have not seen the rows that they predict, and a few more or fewer trusted rows
+    hardly change them. If the budget is short, the models of trusted rows alone keep theirs, too. Candidates in
+    `without` are left out, as the budget has left them out of the procedure.
     """
-    many = rows.n_noisy > MANY_ROWS
+    names = {model_name(model) for model in models}
+    hurried = clock.left() < N_FOLDS * sum(column.seconds for column in columns)
+    many = rows.n_noisy > MANY_ROWS or hurried
+    plain = [column for column in columns if column.name in names or (hurried and column.trusted_only)]
+    clock.extend(MORE_TIME)
     rng = np.random.default_rng([plan.seed, 11])
     folds = assign_folds(rows.y_trusted, FEW_FOLDS if many else N_FOLDS, rng, aligned=True)
     numbers = np.unique(folds)
@@ -54,13 +63,14 @@ def predict_nested(
         clock.enforced = True
         known = [replace(column, p=column.p[order]) for column in plain]
         try:
-            outcome = run_procedure(problem, models, inner, Clock(), lambda _: None, known if many else ())
+            outcome = run_procedure(problem, models, inner, Clock(), lambda _: None, known if many else (), without)
         except OutOfTimeError:
             return {}
         for name, column in [*((column.name, column) for column in outcome.columns), ("auto", outcome.final)]:
             predicted.setdefault(name, np.zeros((rows.n_trusted, rows.n_classes)))
             predicted[name][out] = problem.held_out(column.p)
-        if clock.left() < started - clock.left() and done + 1 < len(numbers):
+        needed = (started - clock.left()) * (len(numbers) - done - 1)
+        if needed > max(clock.left(), GRACE):
             return {}
     return predicted
 

@@ -163,6 +163,14 @@ class Columns:
             yield name, column, slice(start, start + column.width)
             start += column.width
 
+    def find_marks(self) -> NDArray[np.int64]:
+        """For each feature, the one that marks its missing cells; -1 if there is none.  [width]"""
+        marks = np.full(self.width, -1)
+        for _, column, part in self.blocks():
+            if isinstance(column, NumberColumn | DateColumn) and column.marks_gaps:
+                marks[part.start : part.stop - 1] = part.stop - 1
+        return marks
+
     def decode(self, x: NDArray[np.floating]) -> dict[str, str]:
         """Convert the features [D] of one row back to cells of its columns."""
         cells = {}
@@ -236,6 +244,10 @@ class Features(TensorExamples):
     """
 
     columns: Columns | None = None  # of the table from which they were read
+    marks: NDArray[np.int64] | None = None  # [D] as `Columns.find_marks`, if there are no columns; None: no mark
+
+    def find_marks(self) -> NDArray[np.int64] | None:
+        return self.marks if self.columns is None else self.columns.find_marks()
 
     def fit_scale(self, rows: Tensor) -> Scale:
         """Mean and standard deviation over `rows`.
@@ -302,10 +314,12 @@ class Embedded(Features):
         return replace(super().from_form(form), embedder=embedder)
 
 
-def make_features(x: Tensor, columns: Columns | None = None) -> Features:
+def make_features(x: Tensor, columns: Columns | None = None, marks: NDArray[np.int64] | None = None) -> Features:
     """Features that are not scaled yet."""
     kind = torch.promote_types(x.dtype, torch.get_default_dtype())
-    return Features(x, Scale(torch.tensor(0.0, dtype=kind), torch.tensor(1.0, dtype=kind)), columns=columns)
+    return Features(
+        x, Scale(torch.tensor(0.0, dtype=kind), torch.tensor(1.0, dtype=kind)), columns=columns, marks=marks
+    )
 
 
 def needs_float64(x: NDArray[Any]) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Sequence
+from datetime import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _MAX_CATEGORIES = 1000
 _NUMBERS = {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}  # of `pandas.api.types.infer_dtype`
 _DATES = {"date", "datetime", "datetime64"}
 _DURATIONS = {"timedelta", "timedelta64"}
+_WORDS = {"string", "time", "mixed", "mixed-integer"}
 Category = str | int | float | bool | None  # None: the cell is missing
 Parsed = NumberColumn | DateColumn
 """Conversion of a non-numeric column whose values are numbers or dates."""
@@ -89,9 +91,9 @@ def _read_raw(column: Any) -> Raw | None:
         return np.asarray(pd.to_timedelta(column).dt.total_seconds())
     if kind == "empty" or is_numeric(column):
         return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    if kind == "string":
+    if kind in _WORDS and all(isinstance(cell, str | int | float | time) for cell in column[~column.isna()]):
         cells = zip(column, column.isna(), strict=True)
-        return Words.of("" if is_missing else cell.strip() for cell, is_missing in cells)
+        return Words.of("" if is_missing else str(cell).strip() for cell, is_missing in cells)
     return None
 
 
@@ -103,7 +105,7 @@ def find_categories(column: Any, name: object) -> tuple[Category, ...]:
     """
     declared = getattr(column.dtype, "categories", None)
     try:
-        names: list[Any] = sorted(column.dropna().unique().tolist()) if declared is None else declared.tolist()
+        names: list[Any] = _sort_values(column) if declared is None else declared.tolist()
     except TypeError as e:  # values that cannot be hashed, or compared with one another
         raise UserError(
             f"column {name!r} of X cannot be used as categories ({e}); convert it to text or numbers"
@@ -124,6 +126,11 @@ def find_categories(column: Any, name: object) -> tuple[Category, ...]:
         log.warning(text, name, len(names), len(frequent))
         names = [value for value in names if value in frequent]
     return (*names, None) if column.isna().any() else tuple(names)
+
+
+def _sort_values(column: Any) -> list[Any]:
+    """The different values. Words follow numbers, because pandas may read both from one column of a file."""
+    return sorted(column.dropna().unique().tolist(), key=lambda value: (isinstance(value, str), value))
 
 
 def read_categories(column: Any, names: Sequence[Category]) -> NDArray[np.float64]:

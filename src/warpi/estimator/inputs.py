@@ -144,9 +144,19 @@ class Layout:
             return SparseExamples.of(X, augment)
         x = arrange(torch.tensor(X if isinstance(X, np.ndarray) else X.toarray()), self).contiguous()
         if self.kind in ("features", "columns", "as given"):
-            return make_features(x)
+            return make_features(x, marks=self.find_marks())
         images = make_images(x)
         return images if augment else TensorExamples(images.x, images.scale)
+
+    def find_marks(self) -> NDArray[np.int64] | None:
+        """For each feature that `arrange` makes, the one that marks its missing cells; -1 if there is none.  [D]"""
+        if not self.indicated:
+            return None
+        names = self.categories_of_numbers() or (None,) * len(self.fill)
+        ends = np.cumsum([1 if column is None else len(column) for column in names])
+        marks = np.full(ends[-1] + len(self.indicated), -1)
+        marks[ends[list(self.indicated)] - 1] = ends[-1] + np.arange(len(self.indicated))
+        return marks
 
     def sample(self, n: int, scale: Scale, generator: Generator) -> Tensor:
         """Random numbers of a plausible size, to compare two forms of one classifier."""

@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 from warpi.auto.learners.modules import Mixture
 from warpi.auto.rows import Rows
 from warpi.data.batch import Batch
+from warpi.data.numeric import Features
 from warpi.data.sparse import SparseExamples
 from warpi.data.split import Split
 from warpi.errors import UserError
@@ -187,7 +188,9 @@ def read_task(task: Task, noisy: Split, images: PatchFeatures | None) -> Rows:
         None if known is None or noisy is not task.train else known.cpu().numpy()
         for known in (task.before_audit, task.checked)
     )
-    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before, checked)
+    examples = noisy.examples
+    marks = examples.find_marks() if isinstance(examples, Features) else None
+    return Rows(x, given, x_trusted, y_trusted, meta_given, task.n_classes, before, marks, checked)
 
 
 def parse_seconds(budget: float | str | None) -> float | None:

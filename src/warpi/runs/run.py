@@ -29,12 +29,13 @@ from warpi.runs.spec import DataCache, LoadedData, PreparedRun, RunSpec, files_t
 from warpi.training import checkpoint
 from warpi.training.engine import Diverged, Record, TrainingState, average_over_ranks, check_batches, check_state, train
 from warpi.training.method import Method
-from warpi.training.progress import SHOWN, Forecast, Progress, describe_minutes
+from warpi.training.progress import SHOWN, Forecast, Progress
 from warpi.training.task import Task, Truth
 from warpi.utils import distributed
 from warpi.utils.devices import Stopped, catch_signals, cpu_threads, pick_device
 from warpi.utils.leases import Lease, LeaseLost
 from warpi.utils.seeding import RngState
+from warpi.utils.time_left import format_duration
 from warpi.utils.tracking import open_trackers
 
 PATIENCE = 10.0  # minutes: a longer training on a CPU prints a forecast and advice
@@ -324,7 +325,7 @@ def _steps(
         elif forecast is not None:
             minutes = forecast.after_epoch()
             if minutes is not None and minutes > PATIENCE:
-                progress.print(f"about {describe_minutes(minutes)} left")
+                progress.print(f"about {format_duration(60 * minutes)} left")
         is_late = started.writes and time.monotonic() - started.saved_at >= checkpoint_seconds
         signum, any_late = distributed.agree(error, caught[0] if caught else 0, is_late)
         yield record, signum, bool(any_late)
@@ -397,4 +398,4 @@ def _advise(prepared: PreparedRun, minutes: float) -> str:
     if isinstance(net, str) and net not in (*VECTOR_NETS, "resnet20"):
         advice.append(f"--net {'resnet20' if is_image else 'mlp'}")
     advice += ["fewer --epochs", "--limit for a first try"]
-    return f"this will take about {describe_minutes(minutes)} on this CPU; to make it faster: {', '.join(advice)}"
+    return f"this will take about {format_duration(60 * minutes)} on this CPU; to make it faster: {', '.join(advice)}"

@@ -101,10 +101,6 @@ class Forecast:
         return seconds / 60
 
 
-def describe_minutes(minutes: float) -> str:
-    return f"{minutes / 60:.0f} hours" if minutes >= 90 else f"{minutes:.0f} minutes"
-
-
 def describe_trusted_accuracy(record: Mapping[str, float], n: int) -> str:
     """The accuracy on n trusted rows that the models have not seen, with its interval, in words; "" if unknown.
 

@@ -154,12 +154,10 @@ def _rate(row: Ints, label: Ints, model: DawidSkene, trusted: TrustedRows) -> di
     checks = Checks(
         given=label,
         wrong=wrong,
-        certain=np.zeros(len(row), np.bool_),
         checked_given=label[checked],
         is_wrong=label[checked] != trusted.true[index],
         wrong_left_out=wrong[checked],
         random=trusted.random[index],
-        checked_certain=np.zeros(len(checked), np.bool_),
         weight=trusted.weight[index],
     )
     rate = estimate_rate(checks, _LEVEL)

@@ -182,12 +182,10 @@ def _make_checks(given: NDArray[Any], wrong: NDArray[Any], trusted: TrustedRows,
     return Checks(
         given=given,
         wrong=wrong,
-        certain=np.zeros(len(given), np.bool_),
         checked_given=label,
         is_wrong=label != trusted.true,
         wrong_left_out=1 - left_out[np.arange(m), label],
         random=trusted.random,
-        checked_certain=np.zeros(m, np.bool_),
         weight=trusted.weight,
     )
 

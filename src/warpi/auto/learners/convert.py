@@ -78,7 +78,8 @@ def boosting_to_module(estimator: HistGradientBoostingClassifier, n_classes: int
             leaf = n["is_leaf"].astype(bool)
             logits = np.zeros((len(n), n_classes))
             logits[:, target] = np.where(leaf, n["value"], 0)
-            trees.append(Nodes(leaf, n["feature_idx"], n["num_threshold"], n["left"], n["right"], logits))
+            gap_right = ~n["missing_go_to_left"].astype(bool)
+            trees.append(Nodes(leaf, n["feature_idx"], n["num_threshold"], n["left"], n["right"], logits, gap_right))
             depth = max(depth, int(n["depth"].max()))
     return join_trees(trees, depth, baseline)
 

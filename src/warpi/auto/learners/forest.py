@@ -117,6 +117,7 @@ class Nodes(NamedTuple):
     left: Any  # [n] the next node if the feature is not above the threshold
     right: Any  # [n]
     value: Any  # [n, K]
+    gap_right: Any = None  # [n] whether a missing number goes right; None: the numbers are never missing
 
 
 def join_trees(trees: list[Nodes], depth: int, baseline: Floats | None = None) -> TreeSum:
@@ -135,4 +136,5 @@ def join_trees(trees: list[Nodes], depth: int, baseline: Floats | None = None) -
         np.concatenate([tree.value for tree in trees]),
         depth,
         baseline,
+        None if trees[0].gap_right is None else np.concatenate([tree.gap_right for tree in trees]),
     )

@@ -90,6 +90,8 @@ def fit_ridge(
     target = rotated.T @ (weight[:, None] * y)
     best = (np.inf, vectors, y)
     for penalty in PENALTIES:
+        if check is not None:
+            check()
         shrunk = 1 / (np.maximum(values, 0) + penalty)
         beta = shrunk[:, None] * target
         leverage = weight * (np.square(rotated) @ shrunk)

@@ -50,9 +50,18 @@ class TreeSum(Part):
     branches: Tensor  # [nodes, 2]
     value: Tensor  # [nodes, K]
     baseline: Tensor
+    gap_right: Tensor | None  # [nodes] whether NaN goes right; None: always left
 
     def __init__(
-        self, roots: Any, feature: Any, threshold: Any, branches: Any, value: Any, depth: int, baseline: Any = None
+        self,
+        roots: Any,
+        feature: Any,
+        threshold: Any,
+        branches: Any,
+        value: Any,
+        depth: int,
+        baseline: Any = None,
+        gap_right: Any = None,
     ) -> None:
         super().__init__()
         self.depth = int(depth)
@@ -63,12 +72,16 @@ class TreeSum(Part):
         self.register_buffer("branches", _tensor(branches, torch.int64))
         self.register_buffer("value", _tensor(value))
         self.register_buffer("baseline", _tensor(baseline if self.boosted else np.zeros(self.value.shape[1])))
+        self.register_buffer("gap_right", None if gap_right is None else _tensor(gap_right, torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1).float()
         node = self.roots.unsqueeze(0).expand(x.shape[0], -1)  # [B, trees]
         for _ in range(self.depth):
-            goes_right = x.gather(1, self.feature[node]) > self.threshold[node]
+            number = x.gather(1, self.feature[node])
+            goes_right = number > self.threshold[node]
+            if self.gap_right is not None:
+                goes_right |= number.isnan() & self.gap_right[node]
             node = torch.where(goes_right, self.branches[:, 1][node], self.branches[:, 0][node])
         total = self.value[node].sum(1)
         if self.boosted:
@@ -79,7 +92,8 @@ class TreeSum(Part):
     def arrays(self) -> dict[str, Any]:
         names = ("roots", "feature", "threshold", "branches", "value")
         stored: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return {**stored, "depth": self.depth, "baseline": self.baseline if self.boosted else None}
+        baseline = self.baseline if self.boosted else None
+        return {**stored, "depth": self.depth, "baseline": baseline, "gap_right": self.gap_right}
 
 
 class Linear(Part):
@@ -195,6 +209,27 @@ class Projected(Part):
         return {"components": self.components, "part": store_part(self.part)}
 
 
+class Gaps(Part):
+    """A part that reads NaN where a column is missing. `marks` [D] are the columns that say so, -1 for none."""
+
+    kind = "gaps"
+    marks: Tensor  # [D]
+
+    def __init__(self, marks: Any, part: Part | Mapping[str, Any]) -> None:
+        super().__init__()
+        self.register_buffer("marks", _tensor(marks, torch.int64))
+        self.part = part if isinstance(part, nn.Module) else build_part(part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1).float()
+        is_gap = (self.marks >= 0) & (x[:, self.marks.clamp_min(0)] > 0)
+        out: Tensor = self.part(torch.where(is_gap, torch.nan, x))
+        return out
+
+    def arrays(self) -> dict[str, Any]:
+        return {"marks": self.marks, "part": store_part(self.part)}
+
+
 def find_selection(components: Tensor) -> Tensor | None:
     """The columns [d] that components [D, d] select, or None if they do more than that. An index is much faster."""
     used = components != 0
@@ -229,7 +264,7 @@ def full_probabilities(estimator: Any, x: Any, n_classes: int) -> np.ndarray[Any
     return p
 
 
-PARTS: dict[str, type[Part]] = {part.kind: part for part in (TreeSum, Linear, Neighbors, Kernel, Projected)}
+PARTS: dict[str, type[Part]] = {part.kind: part for part in (TreeSum, Linear, Neighbors, Kernel, Projected, Gaps)}
 
 
 def store_part(part: nn.Module) -> dict[str, Any]:
@@ -252,7 +287,8 @@ class Node:
     """One step of a mixture: a weighted mean or a weighted geometric mean of calibrated inputs.
 
     Inputs are numbers: 0, 1, ... for the parts, then the earlier nodes. Calibration raises probabilities to the power
-    of their temperature; `smooth` mixes in the uniform distribution before and after.
+    of their temperature; `smooth` mixes in the uniform distribution before and after. `factors` correct the shares of
+    the classes in the result.
     """
 
     def __init__(
@@ -262,12 +298,14 @@ class Node:
         powers: Sequence[float],
         geometric: bool = False,
         smooth: float = 0.01,
+        factors: Sequence[float] | None = None,
     ) -> None:
         self.inputs = [int(i) for i in inputs]
         self.weights = [float(w) for w in weights]
         self.powers = [float(g) for g in powers]
         self.geometric = bool(geometric)
         self.smooth = float(smooth)
+        self.factors = None if factors is None else [float(f) for f in factors]
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -308,7 +346,8 @@ class Mixture(nn.Module):
             p = _smooth(values[i], node.smooth) ** power
             calibrated.append(_smooth(p / p.sum(1, keepdim=True), node.smooth))
         if not node.geometric:
-            return torch.stack([w * p for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
+            mean = torch.stack([w * p for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
+            return mean if node.factors is None else F.normalize(mean * torch.tensor(node.factors).to(mean), p=1, dim=1)
         logs = torch.stack([w * p.log() for w, p in zip(node.weights, calibrated, strict=True)]).sum(0)
         return _smooth(F.softmax(logs, dim=1), 2 * node.smooth)
 

@@ -122,11 +122,12 @@ def find_span(z: Matrix, used: Ints) -> Span | None:
     """The span of the used rows; None if it does not save time."""
     if not sparse.issparse(z) or len(used) > MOST_SPANNED or z.shape[1] < MANY_COLUMNS * len(used):
         return None
+    z = z.astype(np.float64)  # the rounding errors of float32 are larger than what is added to the diagonal
     rows = z[used]
-    gram = (rows @ rows.T).toarray().astype(np.float64)
+    gram = (rows @ rows.T).toarray()
     gram[np.diag_indices_from(gram)] += 1e-9 * (1 + np.trace(gram) / len(gram))  # rows may be equal
     factor = np.linalg.cholesky(gram)
-    products = (z @ rows.T).toarray().astype(np.float64)
+    products = (z @ rows.T).toarray()
     return Span(rows, factor, linalg.solve_triangular(factor, products.T, lower=True).T)
 
 

@@ -29,7 +29,7 @@ from warpi.errors import UserError
 _ENOUGH_ROWS = 20  # with fewer rows, the frequency of values is not checked
 MANY_CATEGORIES = 50  # with more categories, rare ones are pooled
 RARE = 3  # categories with fewer rows than this are rare
-_ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|index|idx|key|hash|unnamed: [\d.]+)$")
+_ID_NAME = re.compile(r"(^|[^a-z])(id|uuid|guid|row|rowid|rownum|row[._ ]?names?|index|idx|key|hash|unnamed: [\d.]+)$")
 _ID_ENDING = re.compile(r"[a-z](Id|ID)$")
 
 
@@ -60,6 +60,7 @@ _IMAGES = (
 )
 _NOTATION = "numbers with extra characters are read as numbers: {}; to read them as words: --types COLUMN=category"
 _DATE_NOTE = "dates are read as days since 1970, month and weekday: {}; to read them as words: --types COLUMN=category"
+_CLOCK_NOTE = "times are read as numbers (9:05 as 545): {}; to read them as words: --types COLUMN=category"
 _AMBIGUOUS = "dates are read as month/day/year: {}; if the day comes first, write them like 2024-01-31"
 _TEXT_NOTE = (
     "texts are read as words and pairs of words (tf-idf): {}; to read whole cells as words: --types COLUMN=category"
@@ -102,7 +103,8 @@ class Chooser(NamedTuple):
             is_code = self.declared and kind is None and notation == "plain" and len(raw.words) <= _ENOUGH_ROWS
             if notation and not is_code:
                 if notation != "plain":
-                    self.notes.add(_NOTATION, f"{name!r} ({_example(raw)!r})")
+                    note = _CLOCK_NOTE if notation == "clock" else _NOTATION
+                    self.notes.add(note, f"{name!r} ({_example(raw)!r})")
                 return self._number(raw, notation)
             if kind:
                 raise UserError(f"column {name!r} cannot be read as numbers: it contains {_example(raw)!r}")
@@ -168,7 +170,7 @@ class Chooser(NamedTuple):
 def is_id(name: str, raw: Raw) -> bool:
     """Whether a column seems to number or name its rows.
 
-    Integers do if they count up by one, or if they are all different and the column is named like an id. Words do if
+    Integers do if they count up by one, or if almost all are different and the column is named like an id. Words do if
     (almost) all are different, and they are neither numbers, dates nor texts.
     """
     named = bool(_ID_NAME.search(name.lower()) or _ID_ENDING.search(name))
@@ -180,7 +182,7 @@ def is_id(name: str, raw: Raw) -> bool:
         return find_notation(raw) is None and find_date_order(raw)[0] is None and not is_text(raw)
     if raw.dtype.kind == "M" or (raw.dtype.kind == "f" and not (raw == np.floor(raw)).all()):
         return False
-    return bool((np.diff(raw.astype(np.float64)) == 1).all()) or (named and len(np.unique(raw)) == len(raw))
+    return bool((np.diff(raw.astype(np.float64)) == 1).all()) or (named and len(np.unique(raw)) >= 0.9 * len(raw))
 
 
 def is_text(raw: Words) -> bool:

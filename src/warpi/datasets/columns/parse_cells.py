@@ -37,7 +37,8 @@ _SIGNS = "%$€£¥₹ \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"  # at the en
 _SPACES = re.compile(r"(?<=\d)[' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}](?=\d{3}(\D|$))")  # between thousands
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)?(,\d+)?([eE][+-]?\d+)?")
-_NOTATIONS = ("plain", "signs", "thousands", "decimal comma")
+_CLOCK = re.compile(r"(?P<parts>\d{1,3}(:[0-5]\d){1,2}([.]\d+)?)( ?(?P<half>[ap])\.?m\.?)?", re.IGNORECASE)  # 9:05 pm
+_NOTATIONS = ("plain", "signs", "thousands", "decimal comma", "clock")
 _WITH_UNIT = re.compile(r"[+-]?\d([\d.,]*\d)? ?(?P<unit>([^\W\d_]|[°'\"/²³])+)")  # such as 18.3 °C or 1,200 km/h
 _UNIT = ", unit "  # between a notation and the unit
 
@@ -75,6 +76,8 @@ def _find_unit(words: list[str]) -> str:
 
 
 def _to_number(word: str, notation: str) -> float | None:
+    if notation == "clock":
+        return _read_clock(word)
     notation, _, unit = notation.partition(_UNIT)
     word = word.removesuffix(unit).rstrip()
     if not word:
@@ -89,6 +92,17 @@ def _to_number(word: str, notation: str) -> float | None:
     elif notation == "decimal comma":
         return None
     return float(word) if is_number(word) else None
+
+
+def _read_clock(word: str) -> float | None:
+    """A time of day or a duration as a number of its last part: 1:02:03 in seconds, 9:05 in minutes."""
+    match = _CLOCK.fullmatch(word)
+    if match is None:
+        return float(word) if is_number(word) else None
+    parts = [float(part) for part in match["parts"].split(":")]
+    if match["half"]:
+        parts[0] = parts[0] % 12 + (12 if match["half"].lower() == "p" else 0)
+    return float(sum(part * 60**k for k, part in enumerate(reversed(parts))))
 
 
 def find_date_order(raw: Words) -> tuple[str | None, bool]:

@@ -189,7 +189,7 @@ def read_arrow(table: Table, name: str, column: Any) -> Raw:
         return _read_vectors(table, name, column)
     if types.is_boolean(kind):  # as Python writes them
         column = compute.if_else(column, "True", "False")
-    elif types.is_null(kind):
+    elif types.is_null(kind) or types.is_time(kind):
         column = column.cast(pa.string())
     elif not (types.is_string(kind) or types.is_large_string(kind)):
         raise UserError(
