@@ -102,7 +102,7 @@ def make_case(name: str, seed: int, root: Path | None) -> Case:
     return make_photos(root, seed)
 
 
-def make_photos(root: Path | None, seed: int, n: int = 6000, n_test: int = 1000) -> Case:
+def make_photos(root: Path | None, seed: int, n: int = 6000, n_test: int = 10_000) -> Case:
     if root is None:
         raise SystemExit("CIFAR-10 needs --root")
     data = cifar10(root)
