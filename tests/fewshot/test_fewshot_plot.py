@@ -224,7 +224,7 @@ def test_kind_of_figure_is_chosen_from_rows(
         ([row()], ["--kind", "curves"], "curves need run folders"),
         ([row(ways=0, data="sines", metric="mse")], ["--kind", "versatility"], "sines is regression"),
         ([row()], ["--kind", "bases"], "different numbers of bases"),
-        ([row()], ["--shots", "a"], "--shots: expected integers such as 1,5,10, got 'a'"),
+        ([row()], ["--shots", "a"], "--shots must be numbers separated by commas, got 'a'"),
     ],
 )
 def test_invalid_rows_are_refused(
