@@ -916,10 +916,13 @@ def test_a_killed_rank_is_replaced_and_the_run_finishes(server: Server, alone: R
     """`warpi fit --devices 2` without `--resume`; SIGKILL to each rank once."""
     run = Run(tmp_path / "run")
     launcher = server.start(1, [*FIT, "--devices", "2", "--out", str(run.out), "--checkpoint-seconds", "0"])
+    killed: list[int] = []  # ranks of the first start: rank 0 may write another checkpoint before it is stopped
     for rank in (1, 0):
+        wait_until(lambda: not {*children(launcher.pids[0])} & {*killed}, launcher.log, 120)
         known = run.position() if run.file.exists() else (0, 0)
         wait_until(lambda: run.file.exists() and run.position() > known, launcher.log, 120)
-        os.kill(children(launcher.pids[0])[rank], signal.SIGKILL)
+        killed = children(launcher.pids[0])
+        os.kill(killed[rank], signal.SIGKILL)
     assert launcher.codes(120.0) == [0], launcher.log()
     again = "restarting all processes from the last checkpoint"
     assert [line.partition("; ")[2] for line in launcher.log().splitlines()] == [
